@@ -1,0 +1,1 @@
+"""Launch and operate rollstream runs."""

@@ -1,0 +1,1 @@
+"""The contracts of rollstream: records, bus, store, run directory, telemetry and configuration."""

@@ -1,0 +1,1 @@
+"""A vLLM replica and the agent that keeps its weights current."""

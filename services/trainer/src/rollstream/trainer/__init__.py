@@ -1,0 +1,1 @@
+"""The trainer of rollstream: loss, packing, optimisation, checkpoints and weight publishing."""
