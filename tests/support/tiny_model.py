@@ -21,7 +21,8 @@ def make_tiny_model(directory: Path, *, layers: int = 4, hidden: int = 128, seed
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=128, hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=512,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32,  # the least that vLLM attends with on CPU
+        max_position_embeddings=512,
         tie_word_embeddings=tied, initializer_range=0.1, eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None, pad_token_id=tokenizer.pad_token_id,
     )

@@ -1,6 +1,6 @@
 """``python -m rollstream.inference.server``: vLLM's API server with our routes, announced when it serves.
 
-Takes vLLM's own arguments plus ``--announce FILE``, ``--label TIMELINE:VERSION`` and ``--parent PID``.
+Takes vLLM's own arguments plus ``--announce FILE`` and ``--label LABEL`` (of the weights in the model directory).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rollstream.inference.announce import announce
-from rollstream.inference.leash import hold_to
 from rollstream.inference.plugin import OWNER_VARIABLE
 
 ADMIN_TOKEN_VARIABLE = "ROLLSTREAM_ENGINE_ADMIN_TOKEN"
@@ -23,7 +22,6 @@ def _own_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--announce", type=Path, required=True)
     parser.add_argument("--label", default="base")
-    parser.add_argument("--parent", type=int, default=None)
     return parser.parse_known_args(argv)
 
 
@@ -71,10 +69,8 @@ async def _serve(args: argparse.Namespace, own: argparse.Namespace) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse, tie this process to its agent, serve."""
+    """Parse and serve."""
     own, rest = _own_arguments(sys.argv[1:] if argv is None else argv)
-    if own.parent is not None:
-        hold_to(own.parent)
     os.environ[OWNER_VARIABLE] = str(os.getpid())
     if ADMIN_TOKEN_VARIABLE not in os.environ:
         sys.exit(f"{ADMIN_TOKEN_VARIABLE} is not set: the engine is started by rollstream-inference, not by hand")

