@@ -12,6 +12,7 @@ from rollstream.core.config.common import (
     StoreConfig,
     WandbMonitorConfig,
 )
+from rollstream.core.config.load import load_config
 from rollstream.core.config.orchestrator import (
     EnvWorkerConfig,
     EnvWorkerPoolConfig,
@@ -42,5 +43,5 @@ __all__ = [
     "GrpoConfig", "IcepopLossConfig", "InferenceConfig", "IpoLossConfig", "LogConfig", "LossConfig",
     "MetricsServerConfig", "ModelConfig", "MonitorsConfig", "OrchestratorConfig", "RlConfig", "RouterConfig",
     "RunSectionConfig", "SamplingConfig", "ScheduleConfig", "SourceConfig", "StoreConfig", "TrainSourceConfig",
-    "TrainerConfig", "WandbMonitorConfig",
+    "TrainerConfig", "WandbMonitorConfig", "load_config",
 ]
