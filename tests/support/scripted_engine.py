@@ -1,9 +1,9 @@
 """A scripted engine: the HTTP surface of a replica's engine without vLLM, for fault tests.
 
-``python scripted_engine.py --model NAME --announce FILE [--host H] [--port P] [--token-delay S] …`` starts in well under
-a second. Tokens are drawn from a pseudo-random policy that is a pure function of (version label, context): the same
-weights give the same logprobs, other weights others. The draw itself is seeded by the session (or ``seed``), so members
-of a group differ. ``POST /scripted/behaviour`` changes the flags below while it runs.
+``python scripted_engine.py --model NAME --announce FILE [--host H] [--port P] [--token-delay S] …`` starts in well
+under a second. Tokens are drawn from a pseudo-random policy that is a pure function of (version label, context): the
+same weights give the same logprobs, other weights others. The draw itself is seeded by the session (or ``seed``), so
+members of a group differ. ``POST /scripted/behaviour`` changes the flags below while it runs.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ class ScriptedEngine:
     async def status(self, request: web.Request) -> web.Response:
         if not self.allowed(request):
             return _error(403, "this route is for the replica's own agent")
+        usage = min(self.in_flight / 256, 1.0)
         return web.json_response(
-            {"version": self.label, "in_flight": self.in_flight, "kv_usage": min(self.in_flight / 256, 1.0), "waiting": 0}
+            {"version": self.label, "in_flight": self.in_flight, "kv_usage": usage, "waiting": 0}
         )
 
     async def load(self, request: web.Request) -> web.Response:

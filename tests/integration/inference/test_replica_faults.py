@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+
 from rollstream.core.config import InferenceConfig, ModelConfig
 from rollstream.core.wire import WeightNotice
 from rollstream.inference.engine import EngineFailed, EngineProcess
@@ -52,9 +53,9 @@ class Bench:
         return [kind for kind, _ in self.events]
 
     async def behave(self, **flags: Any) -> None:
-        async with aiohttp.ClientSession() as session:
-            async with session.post(f"{self.engine.url}/scripted/behaviour", json=flags) as response:
-                assert response.status == 200
+        url = f"{self.engine.url}/scripted/behaviour"
+        async with aiohttp.ClientSession() as session, session.post(url, json=flags) as response:
+            assert response.status == 200
 
 
 @asynccontextmanager
@@ -174,7 +175,7 @@ async def test_an_engine_that_does_not_start_names_its_log(tmp_path: Path) -> No
     assert slow.engine.pid is None
 
 
-async def test_the_engine_dies_with_its_agent(tmp_path: Path) -> None:
+def test_the_engine_dies_with_its_agent(tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import asyncio, pathlib
         from rollstream.core.config import InferenceConfig, ModelConfig
@@ -190,9 +191,12 @@ async def test_the_engine_dies_with_its_agent(tmp_path: Path) -> None:
     agent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
         assert agent.stdout is not None
-        engine = psutil.Process(int(await asyncio.to_thread(agent.stdout.readline)))
+        engine = psutil.Process(int(agent.stdout.readline()))
         agent.kill()
-        await until(lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE, "the engine is gone", 5)
+        deadline = time.monotonic() + 5
+        while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, "the engine outlived its agent"
+            time.sleep(0.05)
     finally:
         agent.kill()
         agent.wait(5)
@@ -211,6 +215,5 @@ async def test_draining_waits_for_requests_in_flight(tmp_path: Path, publish: Ca
 
 async def generate(url: str, max_tokens: int) -> Any:
     body = {"token_ids": [4, 5], "sampling_params": {"max_tokens": max_tokens}}
-    async with aiohttp.ClientSession() as session:
-        async with session.post(f"{url}/inference/v1/generate", json=body) as response:
-            return await response.json()
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/inference/v1/generate", json=body) as response:
+        return await response.json()

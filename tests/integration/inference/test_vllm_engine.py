@@ -16,13 +16,14 @@ import aiohttp
 import psutil
 import pytest
 import torch
+from safetensors.torch import save
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from rollstream.core.config import InferenceConfig, ModelConfig
 from rollstream.inference.client import EngineClient, EngineRefused
 from rollstream.inference.engine import EngineProcess
-from safetensors.torch import save
 from support.tiny_model import make_tiny_model
 from support.weight_versions import write_version
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = pytest.mark.engine
 
@@ -114,7 +115,9 @@ async def assert_serves(http: aiohttp.ClientSession, served: Served, label: str)
     assert choice["weight_versions"] == [{"version": label, "start": 0, "end": 60}]
 
 
-async def test_logprobs_equal_the_trainers_before_and_after_updates(http: aiohttp.ClientSession, served: Served) -> None:
+async def test_logprobs_equal_the_trainers_before_and_after_updates(
+    http: aiohttp.ClientSession, served: Served
+) -> None:
     await assert_serves(http, served, "1:0")
     for _ in range(2):
         await assert_serves(http, served, await served.load(served.publish()))
@@ -163,15 +166,18 @@ async def test_a_damaged_version_names_the_file_and_the_old_one_serves_on(
     with pytest.raises(EngineRefused, match=r"v\d+/model\.safetensors: sha256 .* the manifest promises") as refusal:
         await served.load(damaged)
     assert not refusal.value.fatal
-    with pytest.raises(EngineRefused, match="digest .* was announced"):
+    with pytest.raises(EngineRefused, match=r"digest .* was announced"):
         await served.load((damaged[0], damaged[1], "0" * 64))
     served.model.load_state_dict(whole)
     await assert_serves(http, served, label)
     await assert_serves(http, served, await served.load(served.publish()))
 
 
-async def test_the_answer_carries_both_spellings_of_a_token(http: aiohttp.ClientSession, served: Served) -> None:
-    choice = await generate(http, served, [5, 6], 5)
+@pytest.mark.parametrize("more", [{}, {"return_token_ids": True}], ids=["own route", "stock route"])
+async def test_the_answer_carries_both_spellings_of_a_token(
+    http: aiohttp.ClientSession, served: Served, more: dict[str, Any]
+) -> None:
+    choice = await generate(http, served, [5, 6], 5, **more)
     for token_id, entry in zip(choice["token_ids"], choice["logprobs"]["content"], strict=True):
         assert entry["token"] == f"token_id:{token_id}"
         assert entry["token_id"] == token_id

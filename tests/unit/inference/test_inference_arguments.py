@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from rollstream.core.config import InferenceConfig, ModelConfig
 from rollstream.inference.arguments import ArgumentError, command, engine_arguments, environment, flags
 

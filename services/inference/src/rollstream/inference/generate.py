@@ -83,16 +83,14 @@ async def answer(engine: VersionedEngine, request: GenerateRequest, model: str, 
     context = engine.model_config.max_model_len
     params = sampling_of(request, context)
     request_id = f"generate-tokens-{request.request_id or f'{os.getpid()}-{next(_counter)}'}"
-    final = None
-    async for final in engine.generate(
+    outputs = engine.generate(
         tokens_input(request.token_ids, cache_salt=request.cache_salt),
         params,
         request_id,
         priority=request.priority,
         session_id=session,
-    ):
-        pass
-    assert final is not None, "vLLM ends every generation with an output"
+    )
+    final = [output async for output in outputs][-1]
     sampled = sum(len(output.token_ids) for output in final.outputs)
     return _answer_encoder.encode(
         {
@@ -107,6 +105,16 @@ async def answer(engine: VersionedEngine, request: GenerateRequest, model: str, 
             },
         }
     )
+
+
+def respell(body: bytes) -> bytes:
+    """The stock route's answer with ``token`` beside each ``token_id``, as vLLM up to 0.31 and its clients spell it."""
+    answer = msgspec.json.decode(body)
+    for choice in answer.get("choices", ()):
+        for entry in (choice.get("logprobs") or {}).get("content") or ():
+            if "token_id" in entry:
+                entry.setdefault("token", f"token_id:{entry['token_id']}")
+    return _answer_encoder.encode(answer)
 
 
 def _choice(output: CompletionOutput, top: int | None) -> dict[str, Any]:
@@ -127,6 +135,7 @@ def _choice(output: CompletionOutput, top: int | None) -> dict[str, Any]:
 def _logprobs(output: CompletionOutput, top: int) -> list[TokenLogprob]:
     entries = []
     for token_id, candidates in zip(output.token_ids, output.logprobs or (), strict=True):
+        candidates = candidates or {}
         sampled = candidates.get(token_id)
         entry = TokenLogprob(
             token=f"token_id:{token_id}",

@@ -113,7 +113,7 @@ class Replica:
             return
         with contextlib.suppress(TimeoutError, EngineRefused):
             async with asyncio.timeout(timeout):
-                while (await client.status(timeout=timeout))["in_flight"]:
+                while (await client.status(timeout=timeout))["in_flight"]:  # noqa: ASYNC110 — asked over HTTP
                     await asyncio.sleep(0.1)
 
     async def _keep_current(self, client: EngineClient) -> None:

@@ -98,7 +98,7 @@ class Routes:
         served = _served(scope)
         request = generate.parse(body)
         if request is None or (request.model is not None and request.model not in served.models):
-            return await self._app(scope, _replay(body, receive), send)
+            return await self._app(scope, _replay(body, receive), _respelled(send))
         session = dict(scope["headers"]).get(b"x-session-id")
         work = generate.answer(
             served.engine, request, request.model or served.models[0], session.decode() if session else None
@@ -170,6 +170,28 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
+
+
+def _respelled(send: Send) -> Send:
+    """A ``send`` that gives the stock route's whole JSON answers the older spelling of tokens too. Streams pass."""
+    start: Message = {}
+
+    async def forward(message: Message) -> None:
+        nonlocal start
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            headers = dict(message["headers"])
+            if headers.get(b"content-type", b"").startswith(b"application/json"):
+                start = message
+                return
+        elif start:
+            # Starlette's JSONResponse sends its body in one message.
+            body = generate.respell(message["body"])
+            headers = {**dict(start["headers"]), b"content-length": str(len(body)).encode()}
+            await send({**start, "headers": list(headers.items())})
+            message = {**message, "body": body}
+        await send(message)
+
+    return forward
 
 
 async def _unless_disconnected(work: Awaitable[bytes], receive: Receive) -> bytes:

@@ -46,6 +46,7 @@ async def _serve(args: argparse.Namespace, own: argparse.Namespace) -> None:
         stat_loggers=[load_recorder(load)],
         disable_log_stats=args.disable_log_stats,
     )
+    assert isinstance(engine, VersionedEngine)  # vLLM's annotation forgets the subclass
     try:
         engine.serve_version(own.label)
         await engine.update_weight_version(own.label)
@@ -80,8 +81,9 @@ def main(argv: list[str] | None = None) -> None:
     from vllm.logger import configure_logging_from_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    cli_env_setup()
-    args: Any = make_arg_parser(FlexibleArgumentParser(description="vLLM with rollstream's routes")).parse_args(rest)
+    cli_env_setup()  # type: ignore[no-untyped-call]
+    parser = FlexibleArgumentParser(description="vLLM with rollstream's routes")  # type: ignore[no-untyped-call]
+    args: Any = make_arg_parser(parser).parse_args(rest)
     configure_logging_from_args(args)
     validate_parsed_serve_args(args)
     uvloop.run(_serve(args, own))

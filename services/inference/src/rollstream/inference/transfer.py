@@ -88,9 +88,9 @@ class FilesystemTransferEngine(WeightTransferEngine[NoInitInfo, DirectoryUpdateI
         with torch.device(self.device):
             initialize_layerwise_reload(self.model)
             expected = {name for name, _ in self.model.named_parameters()}
-            loaded = self.model.load_weights(tensors)
-            finalize_layerwise_reload(self.model, self.model_config)
-        if missing := expected - set(loaded) - self._tied_names():
+            loaded: set[str] = self.model.load_weights(tensors)  # type: ignore[operator]
+            finalize_layerwise_reload(self.model, self.model_config)  # type: ignore[no-untyped-call]
+        if missing := expected - loaded - self._tied_names():
             raise ValueError(f"no tensor for {', '.join(sorted(missing)[:5])}: the old values are still in place")
         self._repack_tied_head()
 

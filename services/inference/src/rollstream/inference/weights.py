@@ -6,7 +6,6 @@ import hashlib
 import json
 from pathlib import Path
 
-
 HALF_LOADED = "model half loaded"
 """Stands in the message of an update that failed after it had touched the model. vLLM carries only messages across."""
 
