@@ -1,0 +1,40 @@
+"""Entry point of the router: configuration in, service out."""
+
+from __future__ import annotations
+
+import uvloop
+from pydantic_config import cli
+
+from rollstream.core.config.serving import RouterConfig
+from rollstream.core.errors import UsageError, run_main
+from rollstream.core.run import RunDir
+from rollstream.core.store import Store
+from rollstream.core.tasks import shutdown_event
+from rollstream.core.telemetry import configure_logging
+from rollstream.router.service import RouterService
+
+
+async def run(config: RouterConfig) -> None:
+    """Connects to Redis and routes until SIGTERM or SIGINT."""
+    run_id = RunDir.open(config.run_dir).run_id
+    if config.store.url is None:
+        raise UsageError("The router needs Redis.", hint="Give --store.url, for example redis://127.0.0.1:6379/0.")
+    password = config.store.password_file.read_text().strip() if config.store.password_file else None
+    store = await Store.connect(
+        config.store.url, run_id, connect_timeout=config.store.connect_timeout, password=password
+    )
+    try:
+        await RouterService(config, store).serve(shutdown_event())
+    finally:
+        await store.close()
+
+
+def main() -> None:
+    """``rollstream-router @ router.toml --port 8000``."""
+
+    def start() -> None:
+        config = cli(RouterConfig, prog="rollstream-router")
+        configure_logging(config.log, "router")
+        uvloop.run(run(config))
+
+    run_main(start)
