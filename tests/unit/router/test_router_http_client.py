@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+
 from rollstream.router.http_client import Pool, UpstreamConnection, UpstreamError
 from rollstream.router.http_server import Source
 from rollstream.router.limits import Limits
@@ -61,7 +62,9 @@ async def upstream(serve: Serve, limits: Limits | None = None) -> AsyncIterator[
         server.close()
 
 
-async def exchange(pool: Pool, port: int, data: list[bytes] = GET, *, head: bool = False) -> tuple[UpstreamConnection, Collected]:
+async def exchange(
+    pool: Pool, port: int, data: list[bytes] = GET, *, head: bool = False
+) -> tuple[UpstreamConnection, Collected]:
     connection = await pool.take("127.0.0.1", port)
     sink = Collected()
     try:
@@ -170,7 +173,9 @@ async def test_head_and_no_content_have_no_body() -> None:
 
 
 async def test_connection_headers_stay_here() -> None:
-    answer = b"HTTP/1.1 200 Fine\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\nX-A: b\r\nContent-Length: 2\r\n\r\nok"
+    answer = (
+        b"HTTP/1.1 200 Fine\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\nX-A: b\r\nContent-Length: 2\r\n\r\nok"
+    )
     async with upstream(always(answer)) as (pool, port):
         _, sink = await exchange(pool, port)
         assert sink.data == b"HTTP/1.1 200 Fine\r\nX-A: b\r\nContent-Length: 2\r\nx-extra: 1\r\n\r\nok"

@@ -9,9 +9,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+
 from rollstream.router.http_server import ClientConnection, Server
 from rollstream.router.limits import Limits
 from rollstream.router.requests import Request
+
 
 class Echo:
     """Answers what it saw; ``/slow`` waits until it is released."""
@@ -121,7 +123,11 @@ async def test_one_byte_at_a_time() -> None:
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with running() as run:
         reader, writer = await run.open()
-        writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n" + GET + b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nab")
+        writer.write(
+            b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n"
+            + GET
+            + b"POST /b HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nab"
+        )
         await asyncio.sleep(0.05)
         assert run.echo.started == 1, "one at a time"
         run.echo.release.set()
@@ -155,7 +161,8 @@ async def test_refusal_after_pipelined_requests_comes_last() -> None:
 
 async def test_chunked_body_is_joined_and_its_length_stated() -> None:
     async with running() as run:
-        data = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nT: r\r\n\r\n"
+        data = b"POST /c HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        data += b"3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nT: r\r\n\r\n"
         reader, writer = await run.open()
         for piece in (data[:70], data[70:75], data[75:]):
             writer.write(piece)
@@ -215,8 +222,8 @@ async def test_head_states_the_length_and_sends_no_body() -> None:
 async def test_hop_by_hop_headers_are_not_forwarded() -> None:
     async with running() as run:
         received = await run.raw(
-            b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close, X-Secret\r\nX-Secret: 1\r\nKeep-Alive: 5\r\nTE: trailers\r\n"
-            b"Proxy-Authorization: p\r\nX-Kept: yes\r\nAuthorization: Bearer t\r\n\r\n"
+            b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close, X-Secret\r\nX-Secret: 1\r\n"
+            b"Keep-Alive: 5\r\nTE: trailers\r\nProxy-Authorization: p\r\nX-Kept: yes\r\nAuthorization: Bearer t\r\n\r\n"
         )
         forwarded = json.loads(received.partition(b"\r\n\r\n")[2])["head"].lower()
         assert forwarded == "get /a http/1.1\r\nhost: x\r\nx-kept: yes\r\nauthorization: bearer t\r\n\r\n"
@@ -241,7 +248,8 @@ async def test_http_1_0_closes() -> None:
 async def test_upgrade_is_ignored_and_the_request_served() -> None:
     async with running() as run:
         received = await run.raw(
-            b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n"
+            b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, HTTP2-Settings\r\n"
+            b"Upgrade: h2c\r\nHTTP2-Settings: AA\r\n\r\n"
         )
         assert received.startswith(b"HTTP/1.1 200 OK")
         assert "upgrade" not in json.loads(received.partition(b"\r\n\r\n")[2])["head"].lower()
@@ -257,10 +265,18 @@ async def test_upgrade_is_ignored_and_the_request_served() -> None:
         (b"GET /a HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n", 400, "duplicate_host"),
         (b"GET /a HTTP/1.1\r\nHost: x\r\n folded\r\n\r\n", 400, "malformed_http"),
         (b"GET /a HTTP/1.1\nHost: x\n\n", 400, "malformed_http"),
-        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "malformed_http"),
+        (
+            b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n",
+            400,
+            "malformed_http",
+        ),
         (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n", 400, "malformed_http"),
         (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400, "malformed_http"),
-        (b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501, "unsupported_transfer_encoding"),
+        (
+            b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            501,
+            "unsupported_transfer_encoding",
+        ),
         (b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n", 400, "malformed_http"),
         (b"POST /a HTTP/1.1\r\nHost: x\r\nExpect: teapot\r\nContent-Length: 2\r\n\r\n", 417, "expectation_failed"),
         (b"GET /a HTTP/1.1\r\nHost: x\r\nX-Session-ID: " + b"s" * 300 + b"\r\n\r\n", 400, "bad_session_id"),
@@ -278,7 +294,9 @@ async def test_bad_requests_are_refused_with_a_reason(data: bytes, status: int, 
         assert got_status == status
         assert code is None or got_code == code
         assert run.echo.started == 0
-        assert b"HTTP/1.1 200" in await run.raw(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")), "still serving"
+        assert b"HTTP/1.1 200" in await run.raw(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")), (
+            "still serving"
+        )
 
 
 @pytest.mark.parametrize("chunked", [False, True])

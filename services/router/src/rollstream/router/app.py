@@ -48,17 +48,17 @@ class App:
     async def __call__(self, request: Request, client: ClientConnection) -> None:
         started = time.perf_counter()
         try:
-            path = request.path
-            if routes.check(request.method, path):
+            if routes.check(request.method, request.path):
                 await self._proxy.forward(request, client)
-            elif path == b"/finish_session":
+            elif request.path == b"/finish_session":
                 await self._finish_session(request, client)
             else:
-                self._answer_itself(path, client)
+                self._answer_itself(request.path, client)
         finally:
             if self._debug:
                 seconds = round(time.perf_counter() - started, 6)
-                log.debug("request", method=request.method.decode(), path=request.path.decode("latin-1"), seconds=seconds)
+                path, method = request.path.decode("latin-1"), request.method.decode("latin-1")
+                log.debug("request", method=method, path=path, seconds=seconds)
 
     async def _finish_session(self, request: Request, client: ClientConnection) -> None:
         session = request.session

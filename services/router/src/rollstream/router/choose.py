@@ -79,7 +79,8 @@ class Wish:
             return f"No inference replica is ready ({states})."
         if self.floor is not None and not any(self.floor.admits(replica) for replica in view.ready.values()):
             newest = max(replica.policy for replica in view.ready.values())
-            return f"No ready replica holds policy version {self.floor} or newer; the newest is {newest[0]}:{newest[1]}."
+            have = f"the newest is {newest[0]}:{newest[1]}"
+            return f"No ready replica holds policy version {self.floor} or newer; {have}."
         return "Every ready replica failed this request."
 
 

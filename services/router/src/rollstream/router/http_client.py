@@ -182,7 +182,8 @@ class UpstreamConnection(asyncio.Protocol):
             self._wake()
             return
         nothing_came = not self._head_data and not self._head_done
-        reason = f"broke the connection ({exc})" if exc is not None else "closed the connection before its answer was complete"
+        how = "closed the connection" if exc is None else f"broke the connection ({exc})"
+        reason = f"{how} before its answer was complete"
         self._fail(UpstreamError(reason, stale=self.used and nothing_came))
 
     def data_received(self, data: bytes) -> None:

@@ -46,8 +46,8 @@ class Phase(enum.Enum):
 class ClientConnection(asyncio.Protocol):
     """One client. Serves its requests in order, one at a time; pipelined ones wait in a queue.
 
-    Reading goes on while a request is served, so that a client that leaves is noticed at once: its handler is cancelled.
-    It pauses only when a further request is already waiting. A refused request is the last one of its connection.
+    Reading goes on while a request is served, so that a client that leaves is noticed at once: its handler is
+    cancelled. It pauses only when a further request is already waiting. A refused request is its connection's last.
     """
 
     def __init__(self, server: Server) -> None:
@@ -159,7 +159,7 @@ class ClientConnection(asyncio.Protocol):
         if self._parser.should_upgrade():
             request.keep_alive = False
         if request.http_version not in ("1.1", "1.0"):
-            self._refuse(HTTPError(400, "http_version", f"HTTP/{request.http_version} is not understood; use HTTP/1.1."))
+            self._refuse(HTTPError(400, "http_version", "Only HTTP/1.1 and HTTP/1.0 are understood."))
         elif not request.has_host and request.http_version == "1.1":
             self._refuse(HTTPError(400, "missing_host", "An HTTP/1.1 request needs a Host header."))
         elif request.length is not None and request.length > self._limits.body_bytes:
@@ -312,7 +312,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _body_too_large(self) -> HTTPError:
         limit = self._limits.body_bytes
-        return HTTPError(413, "body_too_large", f"The body is larger than {limit} bytes (router option max_body_bytes).")
+        return HTTPError(413, "body_too_large", f"The body is over {limit} bytes (router option max_body_bytes).")
 
     def _send_continue(self, request: Request) -> None:
         if request.expects_continue and request.http_version == "1.1" and self._transport is not None:

@@ -39,7 +39,7 @@ class Limits:
     """To open a connection to a replica."""
 
     pool_idle_seconds: float = 4.0
-    """An idle connection to a replica is kept this long: less than the 5 s after which the engine's server closes it."""
+    """An idle connection to a replica is kept this long: less than the 5 s that the engine's server keeps it."""
 
     pool_idle_connections: int = 256
     """Idle connections kept for each replica."""

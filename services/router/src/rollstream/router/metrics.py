@@ -38,14 +38,18 @@ class Stats:
 class RouterCollector(Collector):
     """Turns ``Stats`` and the gauges of the moment into Prometheus metrics."""
 
-    def __init__(self, stats: Stats, gauges: Callable[[], Mapping[str, float]], open: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(
+        self, stats: Stats, gauges: Callable[[], Mapping[str, float]], open: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._stats = stats
         self._gauges = gauges
         self._open = open
 
     def collect(self) -> Iterable[Metric]:
         stats = self._stats
-        answers = CounterMetricFamily("rollstream_router_requests", "Answers by source and status.", labels=["source", "status"])
+        answers = CounterMetricFamily(
+            "rollstream_router_requests", "Answers by source and status.", labels=["source", "status"]
+        )
         for source, by_status in (("replica", stats.answers), ("router", stats.replies)):
             for status, count in sorted(by_status.items()):
                 answers.add_metric([source, str(status)], count)
@@ -55,7 +59,9 @@ class RouterCollector(Collector):
             "rollstream_router_upstream_failures", "Attempts that a replica failed.", value=stats.upstream_failures
         )
         yield CounterMetricFamily(
-            "rollstream_router_broken_answers", "Answers that broke off after the first byte.", value=stats.broken_answers
+            "rollstream_router_broken_answers",
+            "Answers that broke off after the first byte.",
+            value=stats.broken_answers,
         )
         load = GaugeMetricFamily("rollstream_router_open_requests", "Open requests of this router.", labels=["replica"])
         for replica, count in sorted(self._open().items()):

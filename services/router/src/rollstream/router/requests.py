@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from rollstream.router.errors import HTTPError
 
-# Headers of one connection, not of the request: they are never forwarded (RFC 9110 §7.6.1). The body is forwarded with a
-# Content-Length of our own, because it is complete before a replica is chosen.
+# Headers of one connection, not of the request: they are never forwarded (RFC 9110 §7.6.1). The body is forwarded with
+# a Content-Length of our own, because it is complete before a replica is chosen.
 _DROPPED = frozenset(
     (
         b"connection",

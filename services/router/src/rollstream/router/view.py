@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from rollstream.core.store import Lease
 
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """A replica that takes requests. ``since`` is the view's generation in which it (last) became ready."""
@@ -26,6 +27,7 @@ class Replica:
         """(timeline, version) of its weights."""
         return self.timeline, self.version
 
+
 @dataclass(frozen=True, slots=True)
 class View:
     """One look at the registry. Immutable; a new generation replaces it."""
@@ -34,6 +36,7 @@ class View:
     ready: Mapping[str, Replica] = field(default_factory=dict)
     leases: tuple[Lease, ...] = ()
     """Every replica with a lease, whatever its state."""
+
 
 def parse_address(address: str) -> tuple[str, int] | None:
     """(host, port) of "http://host:port", or None when it is not one."""
@@ -44,6 +47,7 @@ def parse_address(address: str) -> tuple[str, int] | None:
     except ValueError:
         pass
     return None
+
 
 def next_view(previous: View, leases: Iterable[Lease]) -> View:
     """The view after a look at the registry: a replica that stayed ready at its address keeps its ``since``."""
@@ -59,6 +63,7 @@ def next_view(previous: View, leases: Iterable[Lease]) -> View:
         since = before.since if before is not None and same else generation
         ready[lease.id] = Replica(lease.id, *address, lease.timeline, lease.version, since, lease)
     return View(generation, ready, leases)
+
 
 class Fleet:
     """Holds the current view and lets requests wait for a better one.

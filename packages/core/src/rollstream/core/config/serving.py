@@ -85,3 +85,6 @@ class RouterConfig(ComponentConfig):
 
     lease_seconds: PositiveFloat = 10.0
     """Seconds until this router's own lease expires when it is not renewed."""
+
+    drain_timeout: PositiveFloat = 30.0
+    """Seconds that open requests may take after SIGTERM before they are broken off."""
