@@ -196,10 +196,11 @@ class TrainerConfig(ComponentConfig):
 
     @model_validator(mode="after")
     def schedule_fits(self) -> TrainerConfig:
-        """Warm-up and decay must fit into the run."""
-        if self.schedule.warmup_steps + self.schedule.decay_steps > self.max_steps:
+        """Warm-up and decay must fit into the run. Checked once the run's length is known (it may come from above)."""
+        needed = self.schedule.warmup_steps + self.schedule.decay_steps
+        if "max_steps" in self.model_fields_set and needed > self.max_steps:
             raise ValueError(
-                f"schedule.warmup_steps + schedule.decay_steps = {self.schedule.warmup_steps + self.schedule.decay_steps} "
-                f"exceed max_steps = {self.max_steps}; shorten them or raise --max-steps"
+                f"schedule.warmup_steps + schedule.decay_steps = {needed} exceed max_steps = {self.max_steps}; "
+                "shorten them or raise --max-steps"
             )
         return self
