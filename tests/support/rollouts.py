@@ -10,7 +10,8 @@ from rollstream.core.wire import Array, Branch, Group, Rollout, RolloutError, Sa
 
 
 def make_branch(
-    prompt: int = 3, sampled: int = 4, *, version: int = 0, trainable: bool = True, spans: Sequence[tuple[int, int, int]] = ()
+    prompt: int = 3, sampled: int = 4, *, version: int = 0, trainable: bool = True,
+    spans: Sequence[tuple[int, int, int]] = (),
 ) -> Branch:
     """A prompt and a completion; ``spans`` are (version, start, end), by default one span of ``version``."""
     total = prompt + sampled

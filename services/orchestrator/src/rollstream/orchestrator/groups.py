@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rollstream.core.wire import Group, OpenGroup, Rollout
-
 from rollstream.orchestrator import pacing
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rollstream.core.config import OrchestratorConfig
-
 from rollstream.orchestrator.credit.base import BranchCredit, CreditAssignment
 from rollstream.orchestrator.credit.grpo import Grpo
 from rollstream.orchestrator.credit.shuffle import ShuffledRewards

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rollstream.core.wire import Rollout
-
 from rollstream.orchestrator.credit.base import BranchCredit, rewards_of, scalar_credit
 
 STD_FLOOR = 1e-6
@@ -25,7 +24,7 @@ def group_advantages(
     """
     if len(rewards) < 2 or rewards.min() == rewards.max():
         return np.zeros(len(rewards), dtype=np.float64)
-    centred = rewards - rewards.mean(dtype=np.float64)
+    centred: npt.NDArray[np.float64] = rewards - rewards.mean(dtype=np.float64)
     return centred / (rewards.std(dtype=np.float64) + STD_FLOOR) if normalize == "std" else centred
 
 

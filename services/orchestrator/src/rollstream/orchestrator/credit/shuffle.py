@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 
 from rollstream.core.wire import Rollout
-
 from rollstream.orchestrator.credit.base import BranchCredit, CreditAssignment
 
 

@@ -1,0 +1,1 @@
+"""The env worker: leases episodes, plays them with verifiers, publishes rollouts."""
