@@ -76,7 +76,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     torch.set_num_threads(1)
     run_dir = tmp_path_factory.mktemp("run")
     model_dir = make_tiny_model(run_dir / "model", layers=3, hidden=64)
-    config = InferenceConfig(model=ModelConfig(name=str(model_dir)), cpu_cores="0", vllm={"max_num_seqs": 64})
+    config = InferenceConfig(model=ModelConfig(name=str(model_dir)), vllm={"max_num_seqs": 64})
     engine = EngineProcess(config, run_dir / "engine.log", TOKEN, cpu=True)
     with asyncio.Runner() as runner:
         client = runner.run(engine.start("1:0"))

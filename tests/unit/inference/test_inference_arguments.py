@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.core.config import InferenceConfig, ModelConfig
-from rollstream.inference.arguments import ArgumentError, command, engine_arguments, environment, flags
+from rollstream.inference.arguments import ArgumentError, command, cores, engine_arguments, environment, flags
 
 
 def test_flags_render_every_kind_of_value() -> None:
@@ -34,6 +34,21 @@ def test_configured_vllm_arguments_win_over_our_defaults() -> None:
 def test_what_the_contract_fixes_cannot_be_configured(name: str) -> None:
     with pytest.raises(ArgumentError, match=f"inference.vllm.{name} is fixed"):
         engine_arguments(InferenceConfig(vllm={name: "x"}), cpu=True)
+
+
+def test_one_cpu_worker_runs_inside_the_engine_core() -> None:
+    assert engine_arguments(InferenceConfig(), cpu=True)["distributed_executor_backend"] == "uni"
+    assert environment(InferenceConfig(), "secret", cpu=True)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    for vllm in ({"tensor-parallel-size": 2}, {"distributed_executor_backend": "mp"}):
+        config = InferenceConfig(vllm=vllm)
+        assert engine_arguments(config, cpu=True).get("distributed_executor_backend") != "uni"
+        assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in environment(config, "secret", cpu=True)
+
+
+def test_core_lists_are_read_or_refused() -> None:
+    assert cores("0-1,3") == {0, 1, 3}
+    with pytest.raises(ArgumentError, match="cpu_cores = 'a-b'"):
+        cores("a-b")
 
 
 def test_sampling_reports_processed_logprobs_and_ignores_the_models_own_defaults() -> None:
@@ -62,8 +77,7 @@ def test_the_environment_holds_no_proxy_and_binds_what_is_configured(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     env = environment(InferenceConfig(cpu_cores="0-1", model=ModelConfig(name=str(tmp_path))), "secret", cpu=True)
     assert not [name for name in env if name.lower().endswith("_proxy")]
-    assert env["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
-    assert "OMP_NUM_THREADS" not in env
+    assert env["OMP_NUM_THREADS"] == "2"
     assert env["HF_HUB_OFFLINE"] == "1"
     assert environment(InferenceConfig(), "secret", cpu=True)["OMP_NUM_THREADS"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in environment(InferenceConfig(), "secret", cpu=False)

@@ -31,6 +31,25 @@ def on_cpu() -> bool:
     return True
 
 
+def one_worker(config: InferenceConfig) -> bool:
+    """Whether the model runs in one process (no tensor or pipeline parallelism, no executor of the user's choice)."""
+    chosen = {key.replace("-", "_"): value for key, value in config.vllm.items()}
+    parallel = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    return "distributed_executor_backend" not in chosen and all(chosen.get(name, 1) == 1 for name in parallel)
+
+
+def cores(words: str) -> set[int]:
+    """``"0-1,3"`` → {0, 1, 3}. Raises :class:`ArgumentError`."""
+    found: set[int] = set()
+    for part in words.split(","):
+        first, _, last = part.partition("-")
+        try:
+            found |= set(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise ArgumentError(f'inference.cpu_cores = {words!r}: give core numbers, for example "0" or "0-1"') from None
+    return found
+
+
 def engine_arguments(config: InferenceConfig, cpu: bool) -> dict[str, Any]:
     """vLLM's arguments by its own names. Raises :class:`ArgumentError` for one that the contract fixes."""
     arguments: dict[str, Any] = {
@@ -49,6 +68,9 @@ def engine_arguments(config: InferenceConfig, cpu: bool) -> dict[str, Any]:
             "kv_cache_memory_bytes": config.cpu_kv_cache_bytes,
             "gpu_memory_utilization": 0.2,
         }
+        if one_worker(config):
+            # vLLM's worker process and its parent spin on a shared ring, which starves a small machine.
+            arguments["distributed_executor_backend"] = "uni"
     for key, value in config.vllm.items():
         name = key.replace("-", "_")
         if name in OURS:
@@ -98,8 +120,12 @@ def environment(config: InferenceConfig, admin_token: str, cpu: bool) -> dict[st
     if Path(config.model.name).is_dir():
         env["HF_HUB_OFFLINE"] = "1"
     if cpu:
-        # Without this the first request with logprobs compiles for up to 28 s; with "auto" every engine takes core 0.
-        env |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": config.cpu_cores or "nobind"}
-        if config.cpu_cores is None:
-            env.setdefault("OMP_NUM_THREADS", "1")
+        # Without the first, the first request with logprobs compiles for up to 28 s. Threads are not bound by vLLM,
+        # whose "auto" puts every engine on core 0: the engine as a whole is (see EngineProcess).
+        env |= {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        if config.cpu_cores is not None:
+            env["OMP_NUM_THREADS"] = str(len(cores(config.cpu_cores)))
+        env.setdefault("OMP_NUM_THREADS", "1")
+        if one_worker(config):
+            env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # allows the executor that engine_arguments chooses
     return env

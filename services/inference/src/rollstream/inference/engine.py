@@ -7,13 +7,14 @@ import contextlib
 import functools
 import os
 import signal
+import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from rollstream.core.config import InferenceConfig
 from rollstream.inference.announce import announced
-from rollstream.inference.arguments import command, environment
+from rollstream.inference.arguments import command, cores, environment
 from rollstream.inference.client import EngineClient, EngineRefused
 from rollstream.inference.leash import hold_to
 
@@ -39,6 +40,7 @@ class EngineProcess:
         self._cpu = cpu
         self._scratch = tempfile.TemporaryDirectory(prefix="rollstream-engine-")
         self._process: asyncio.subprocess.Process | None = None
+        self._affinity = cores(config.cpu_cores) if cpu and config.cpu_cores else None
         self.url = ""
 
     @property
@@ -61,10 +63,10 @@ class EngineProcess:
                     stderr=log,
                     env=environment(self._config, self._token, self._cpu),
                     start_new_session=True,
-                    preexec_fn=functools.partial(hold_to, os.getpid()),
+                    preexec_fn=functools.partial(_begin, os.getpid(), self._affinity),
                 )
-            except OSError as error:
-                raise EngineFailed(f"cannot start {argv[0]}: {error}; check inference.engine_command") from error
+            except (OSError, subprocess.SubprocessError) as error:
+                raise EngineFailed(f"cannot start {argv[0]}: {error}; check inference.engine_command and inference.cpu_cores") from error
         try:
             return await self._ready(announce)
         except BaseException:
@@ -119,6 +121,13 @@ class EngineProcess:
         except OSError:
             return ""
         return f"\n--- {self._log_path} ---\n" + "\n".join(text.splitlines()[-lines:])
+
+
+def _begin(parent: int, affinity: set[int] | None) -> None:
+    """Runs in the child between fork and exec."""
+    hold_to(parent)
+    if affinity is not None:
+        os.sched_setaffinity(0, affinity)
 
 
 def _signal_group(pid: int, signum: int) -> None:

@@ -32,10 +32,11 @@ class InferenceConfig(ComponentConfig):
     """KV cache of an engine without a GPU."""
 
     cpu_cores: str | None = None
-    """Cores that the engine's threads bind to without a GPU, for example "0" or "0-1"; none leaves them unbound."""
+    """Cores that an engine without a GPU runs on, for example "0" or "0-1", one compute thread each; none means one
+    thread (or OMP_NUM_THREADS) on any core."""
 
     engine_command: list[str] | None = None
-    """Start this instead of vLLM; it gets --port and --model. For fault tests."""
+    """Start this instead of vLLM; it gets --announce, --label, --model, --host and --port. For fault tests."""
 
     start_timeout: PositiveFloat = 300.0
     """Seconds an engine may take to answer."""
