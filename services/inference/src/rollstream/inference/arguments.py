@@ -46,7 +46,7 @@ def cores(words: str) -> set[int]:
         try:
             found |= set(range(int(first), int(last or first) + 1))
         except ValueError:
-            raise ArgumentError(f'inference.cpu_cores = {words!r}: give core numbers, for example "0" or "0-1"') from None
+            raise ArgumentError(f"inference.cpu_cores = {words!r}: give core numbers, for example 0 or 0-1") from None
     return found
 
 
@@ -126,6 +126,7 @@ def environment(config: InferenceConfig, admin_token: str, cpu: bool) -> dict[st
         if config.cpu_cores is not None:
             env["OMP_NUM_THREADS"] = str(len(cores(config.cpu_cores)))
         env.setdefault("OMP_NUM_THREADS", "1")
+        env.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin at a barrier starve the other processes
         if one_worker(config):
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # allows the executor that engine_arguments chooses
     return env

@@ -66,7 +66,9 @@ class EngineProcess:
                     preexec_fn=functools.partial(_begin, os.getpid(), self._affinity),
                 )
             except (OSError, subprocess.SubprocessError) as error:
-                raise EngineFailed(f"cannot start {argv[0]}: {error}; check inference.engine_command and inference.cpu_cores") from error
+                raise EngineFailed(
+                    f"cannot start {argv[0]}: {error}; check inference.engine_command and inference.cpu_cores"
+                ) from error
         try:
             return await self._ready(announce)
         except BaseException:
