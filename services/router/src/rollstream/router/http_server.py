@@ -401,5 +401,5 @@ class Server:
             self._server.close()
         for connection in list(self.connections):
             connection.abort()
-        while self.connections:
+        while self.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)

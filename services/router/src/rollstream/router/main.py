@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import uvloop
 from pydantic_config import cli
 
@@ -29,12 +31,16 @@ async def run(config: RouterConfig) -> None:
         await store.close()
 
 
-def main() -> None:
-    """``rollstream-router @ router.toml --port 8000``."""
+def main() -> int:
+    """``rollstream-router @ router.toml --port 8000``; returns the exit code."""
 
     def start() -> None:
         config = cli(RouterConfig, prog="rollstream-router")
         configure_logging(config.log, "router")
         uvloop.run(run(config))
 
-    run_main(start)
+    return run_main(start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
