@@ -52,10 +52,7 @@ class Supervisor:
         self.restarts = 0
 
     async def __aenter__(self) -> Supervisor:
-        self._reaper = subprocess.Popen(
-            [sys.executable, "-m", "rollstream.cli.launcher.reaper", self._launch],
-            stdin=subprocess.PIPE, start_new_session=True,
-        )
+        self._reaper = _start_reaper(self._launch)
         return self
 
     async def __aexit__(
@@ -157,3 +154,9 @@ class Supervisor:
     def _settle(self, outcome: Outcome) -> None:
         if not self._outcome.done():
             self._outcome.set_result(outcome)
+
+
+def _start_reaper(launch: str) -> subprocess.Popen[bytes]:
+    # A session of its own: what kills the launcher's group or closes its terminal must not reach the reaper.
+    command = [sys.executable, "-m", "rollstream.cli.launcher.reaper", launch]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)

@@ -22,7 +22,7 @@ from rollstream.core.config.orchestrator import (
     SourceConfig,
     TrainSourceConfig,
 )
-from rollstream.core.config.rl import RlConfig, RunSectionConfig
+from rollstream.core.config.rl import ResumeConfig, RlConfig, RunSectionConfig
 from rollstream.core.config.serving import InferenceConfig, RouterConfig
 from rollstream.core.config.trainer import (
     AdamWConfig,
@@ -41,7 +41,7 @@ __all__ = [
     "AdamWConfig", "BusConfig", "CkptConfig", "ComponentConfig", "DppoLossConfig", "EnvWorkerConfig",
     "EnvWorkerPoolConfig", "EvalSourceConfig", "FakeDataConfig", "FileMonitorConfig", "FilesystemTransportConfig",
     "GrpoConfig", "IcepopLossConfig", "InferenceConfig", "IpoLossConfig", "LogConfig", "LossConfig",
-    "MetricsServerConfig", "ModelConfig", "MonitorsConfig", "OrchestratorConfig", "RlConfig", "RouterConfig",
-    "RunSectionConfig", "SamplingConfig", "ScheduleConfig", "SourceConfig", "StoreConfig", "TrainSourceConfig",
+    "MetricsServerConfig", "ModelConfig", "MonitorsConfig", "OrchestratorConfig", "ResumeConfig", "RlConfig",
+    "RouterConfig", "RunSectionConfig", "SamplingConfig", "ScheduleConfig", "SourceConfig", "StoreConfig", "TrainSourceConfig",
     "TrainerConfig", "WandbMonitorConfig", "load_config",
 ]

@@ -7,10 +7,9 @@ from typing import TypeVar
 
 from pydantic_config import BaseConfig, cli
 
-ConfigT = TypeVar("ConfigT", bound=BaseConfig)
+from rollstream.core.errors import EXIT_USAGE
 
-EXIT_USAGE = 2
-"""Exit code of every command that was given bad input."""
+ConfigT = TypeVar("ConfigT", bound=BaseConfig)
 
 
 def load_config(cls: type[ConfigT], argv: list[str], *, prog: str) -> ConfigT:

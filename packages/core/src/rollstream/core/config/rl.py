@@ -12,6 +12,7 @@ from rollstream.core.config.common import (
     ModelConfig,
     MonitorsConfig,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     StoreConfig,
 )
@@ -27,6 +28,10 @@ class RunSectionConfig(BaseConfig):
     """Directory under output_dir; <envs>--<model>--<short id> when not set."""
 
 
+class ResumeConfig(BaseConfig):
+    """Go on with an existing run where its chain of batches stands."""
+
+
 class RlConfig(BaseConfig):
     """A reinforcement-learning run. Values at the top are pushed down into each component that leaves them unset."""
 
@@ -35,6 +40,9 @@ class RlConfig(BaseConfig):
 
     run: RunSectionConfig = RunSectionConfig()
     """Name of the run."""
+
+    resume: ResumeConfig | None = None
+    """Go on with the run in its directory; without it a directory that holds a run is refused."""
 
     model: ModelConfig | None = None
     """Policy model of all components."""
@@ -77,6 +85,9 @@ class RlConfig(BaseConfig):
 
     max_restarts: NonNegativeInt = 20
     """Restarts of one component within ten minutes before the run fails."""
+
+    stop_grace: PositiveFloat = 20.0
+    """Seconds that components get to stop before they are killed."""
 
     live: bool = True
     """Show the live screen on a terminal; plain lines elsewhere."""
