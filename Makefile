@@ -8,6 +8,7 @@ MEMBERS := $(wildcard packages/*/pyproject.toml services/*/pyproject.toml enviro
 SEED ?= 0
 TESTS ?= tests
 CODE := packages services environments examples tests
+PACKAGES := $(foreach part,core cli trainer orchestrator inference router,-p rollstream.$(part))
 
 .PHONY: demo demo-control test lint install clean
 .DEFAULT_GOAL := demo
@@ -29,7 +30,7 @@ test: $(INSTALLED)
 
 lint: $(INSTALLED)
 	$(VENV)/bin/python -m ruff check $(CODE)
-	$(VENV)/bin/python -m mypy -p rollstream.core -p rollstream.cli -p rollstream.trainer -p rollstream.orchestrator -p rollstream.inference -p rollstream.router
+	$(VENV)/bin/python -m mypy $(PACKAGES)
 
 clean:
 	rm -rf $(VENV) outputs models .mypy_cache .pytest_cache .ruff_cache .hypothesis

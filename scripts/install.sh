@@ -23,7 +23,7 @@ fi
 rm -rf "$venv"
 "$base" -m venv "$venv"
 python="$venv/bin/python"
-install() { "$python" -m pip install --quiet --disable-pip-version-check --no-deps "$@"; }
+install() { "$python" -m pip install -qq --disable-pip-version-check --no-deps "$@"; }
 
 echo "installing $flavour packages into $venv (about 2.5 GB, a few minutes)"
 if [ "$flavour" = cpu ]; then
