@@ -36,7 +36,10 @@ from rollstream.orchestrator.worker.policy_client import PolicyClient
 def broken_source(source: SourceConfig, error: Exception) -> UsageError:
     """The one message for an environment that cannot be used."""
     module = source.id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
-    if isinstance(error, ModuleNotFoundError) and (error.name is None or error.name.partition(".")[0] == module):
+    # verifiers wraps the import's own error, which names the module that is missing.
+    if isinstance(error, ModuleNotFoundError) and isinstance(error.__cause__, ModuleNotFoundError):
+        error = error.__cause__
+    if isinstance(error, ModuleNotFoundError) and error.name == module:
         return UsageError(
             f"environment {source.id!r} is not installed here",
             hint=f"pip install the package that provides the module {module!r} (those that ship with the project: "
