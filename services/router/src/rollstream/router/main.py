@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import uvloop
-from pydantic_config import cli
 
+from rollstream.core.config.load import load_config
 from rollstream.core.config.serving import RouterConfig
 from rollstream.core.errors import UsageError, run_main
 from rollstream.core.run import RunDir
@@ -35,7 +35,7 @@ def main() -> int:
     """``rollstream-router @ router.toml --port 8000``; returns the exit code."""
 
     def start() -> None:
-        config = cli(RouterConfig, prog="rollstream-router")
+        config = load_config(RouterConfig, sys.argv[1:], prog="rollstream-router")
         configure_logging(config.log, "router")
         uvloop.run(run(config))
 
