@@ -82,10 +82,9 @@ def document_attention(
             "sliding-window attention is not supported; lower seq_len to the window"
         )
     # Token-major views: [T, heads, D].
-    tensors = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
-    if _has_varlen(query):
-        return _varlen(*tensors, documents, scaling).unsqueeze(0), None
-    return _padded_rows(*tensors, documents, scaling).unsqueeze(0), None
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    attend = _varlen if _has_varlen(query) else _padded_rows
+    return attend(q, k, v, documents, scaling).unsqueeze(0), None
 
 
 def _padded_rows(query: Tensor, key: Tensor, value: Tensor, documents: DocumentLayout, scaling: float | None) -> Tensor:

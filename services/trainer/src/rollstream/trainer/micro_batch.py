@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -49,9 +51,10 @@ def build(
     if padding:
         lengths.append(padding)
 
-    def joined(label: str, dtype: type) -> np.ndarray:  # type: ignore[type-arg]
+    def joined(label: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         parts = [getattr(document, label) for document in documents]
-        return np.concatenate([*parts, np.zeros(padding, dtype)]).astype(dtype)
+        whole: npt.NDArray[Any] = np.concatenate([*parts, np.zeros(padding, dtype)])
+        return whole.astype(dtype, copy=False)
 
     arrays = {label: joined(label, np.float32) for label in ("logprobs", "advantages", "ref_logprobs", *_STREAMS)}
     firsts = np.cumsum([0, *lengths[:-1]])

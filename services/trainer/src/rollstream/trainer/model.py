@@ -13,7 +13,6 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from rollstream.core.config import ModelConfig
 from rollstream.core.errors import UsageError
-
 from rollstream.trainer.alignment import CHUNK_ELEMENTS, token_scores
 from rollstream.trainer.attention import ATTENTION, document_attention
 from rollstream.trainer.cost import CostModel, ModelShape
@@ -38,7 +37,7 @@ class Policy(nn.Module):
         for name, what in _UNSUPPORTED.items():
             if getattr(hf.config, name, None) not in (None, 1, 1.0):
                 raise UsageError(f"model {hf.config._name_or_path}: {what} ({name}) are not supported by the trainer")
-        self.hf = hf.eval()
+        self.hf = hf.eval()  # type: ignore[no-untyped-call]
         self.shape = ModelShape.of(hf.config)
         self.cost = CostModel.of(self.shape)
         self.chunk_tokens = max(1, CHUNK_ELEMENTS // self.shape.vocab)
@@ -61,7 +60,7 @@ class Policy(nn.Module):
         name = str(source or config.name)
         try:
             shape = AutoConfig.from_pretrained(name, trust_remote_code=config.trust_remote_code)
-            hf = AutoModelForCausalLM.from_config(
+            hf = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
                 shape, dtype=getattr(torch, config.dtype), attn_implementation=ATTENTION,
                 trust_remote_code=config.trust_remote_code,
             )

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rollstream.core.config import AdamWConfig, LossConfig, ScheduleConfig
-
 from rollstream.trainer.loss import make_objective, total_loss
 from rollstream.trainer.micro_batch import MicroBatch, build
 from rollstream.trainer.model import Policy
@@ -132,8 +131,8 @@ class TrainStep:
         if not torch.isfinite(norm):
             names = [name for batch in batches for name in batch.names]
             raise NonFinite(
-                f"step {step}: the gradient norm is {value}; samples of this rank: {_listed(names)}. Nothing was updated. "
-                "Lower optim.lr or resume from an earlier checkpoint"
+                f"step {step}: the gradient norm is {value}; samples of this rank: {_listed(names)}. "
+                "Nothing was updated. Lower optim.lr or resume from an earlier checkpoint"
             )
         if self._optim.max_norm is not None:
             clip_grads_with_norm_(parameters, self._optim.max_norm, norm)

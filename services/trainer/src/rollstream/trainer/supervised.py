@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from rollstream.core.config import AdamWConfig, DppoLossConfig, ModelConfig, ScheduleConfig
-
 from rollstream.trainer.model import Policy
 from rollstream.trainer.ranks import Ranks
 from rollstream.trainer.samples import TrainSample

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rollstream.core.config import DppoLossConfig, IpoLossConfig, LossConfig
-
 from rollstream.trainer.loss.base import MAX_LOG_RATIO, Objective, TokenLoss, mismatch_kl
 from rollstream.trainer.loss.components import MicroBatchLoss, TokenStreams, ref_kl, total_loss
 from rollstream.trainer.loss.dppo import dppo

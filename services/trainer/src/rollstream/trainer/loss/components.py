@@ -63,7 +63,9 @@ def ref_kl(lt: Tensor, li: Tensor, ref: Tensor) -> TokenLoss:
     return TokenLoss(REF_KL_TAU * (lt - li) ** 2 - torch.where(dropped, torch.zeros_like(pull), pull), dropped)
 
 
-def total_loss(lt: Tensor, entropy: Tensor, streams: TokenStreams, counts: Tensor, objective: Objective) -> MicroBatchLoss:
+def total_loss(
+    lt: Tensor, entropy: Tensor, streams: TokenStreams, counts: Tensor, objective: Objective
+) -> MicroBatchLoss:
     """Loss of a micro-batch from the trainer's logprobs ``lt`` and entropies (both [T]).
 
     ``counts`` f64 [3] are the global token counts of (rl, ce, ref_kl); each divides by at least 1. With every

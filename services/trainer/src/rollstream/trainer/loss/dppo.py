@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rollstream.core.config import DppoLossConfig
-
 from rollstream.trainer.loss.base import Objective, TokenLoss, masked_policy_gradient
 
 

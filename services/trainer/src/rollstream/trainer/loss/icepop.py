@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rollstream.core.config import IcepopLossConfig
-
 from rollstream.trainer.loss.base import Objective, TokenLoss, bounded_log_ratio
 
 
