@@ -17,6 +17,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from aiohttp import web
 
 from rollstream.inference.announce import announce
 from rollstream.inference.weights import WeightsError, verify
+
+COMMAND = [sys.executable, "-P", str(Path(__file__).resolve())]
+"""``inference.engine_command`` of this engine; -P keeps this folder's modules from hiding the standard library's."""
 
 
 @dataclasses.dataclass

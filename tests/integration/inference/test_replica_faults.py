@@ -22,9 +22,8 @@ from rollstream.core.config import InferenceConfig, ModelConfig
 from rollstream.core.wire import WeightNotice
 from rollstream.inference.engine import EngineFailed, EngineProcess
 from rollstream.inference.replica import Replica
+from support.scripted_engine import COMMAND
 from support.weight_versions import write_version
-
-SCRIPTED = [sys.executable, str(Path(__file__).parents[2] / "support" / "scripted_engine.py")]
 
 
 async def until(condition: Callable[[], bool], what: str, timeout: float = 15.0) -> None:
@@ -41,7 +40,7 @@ class Bench:
         self.run_dir = run_dir
         self.events: list[tuple[str, str]] = []
         config = InferenceConfig(
-            model=ModelConfig(name="scripted"), engine_command=[*SCRIPTED, *arguments], start_timeout=start_timeout
+            model=ModelConfig(name="scripted"), engine_command=[*COMMAND, *arguments], start_timeout=start_timeout
         )
         self.engine = EngineProcess(config, run_dir / "engine.log", "secret", cpu=True)
         self.replica = Replica(
@@ -169,6 +168,9 @@ async def test_an_engine_that_does_not_start_names_its_log(tmp_path: Path) -> No
     bench = Bench(tmp_path, "--no-such-flag")
     with pytest.raises(EngineFailed, match=r"exited with 2[\s\S]*unrecognized arguments: --no-such-flag"):
         await bench.engine.start("base")
+    with pytest.raises(EngineFailed, match="exited with 2"):
+        await asyncio.wait_for(bench.replica.run(), 10)
+    assert bench.replica.state == "failed"
     slow = Bench(tmp_path, "--unhealthy", "yes", start_timeout=1.0)
     with pytest.raises(EngineFailed, match=r"did not answer within 1 s; raise inference.start_timeout"):
         await slow.engine.start("base")
@@ -181,7 +183,7 @@ def test_the_engine_dies_with_its_agent(tmp_path: Path) -> None:
         from rollstream.core.config import InferenceConfig, ModelConfig
         from rollstream.inference.engine import EngineProcess
         async def main():
-            config = InferenceConfig(model=ModelConfig(name="m"), engine_command={SCRIPTED!r})
+            config = InferenceConfig(model=ModelConfig(name="m"), engine_command={COMMAND!r})
             engine = EngineProcess(config, pathlib.Path({str(tmp_path)!r}) / "engine.log", "secret", cpu=True)
             await engine.start("base")
             print(engine.pid, flush=True)

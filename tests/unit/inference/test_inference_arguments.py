@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from rollstream.core.config import InferenceConfig, ModelConfig
-from rollstream.inference.arguments import ArgumentError, command, cores, engine_arguments, environment, flags
+from rollstream.inference.arguments import ArgumentError, check, command, cores, engine_arguments, environment, flags
 
 
 def test_flags_render_every_kind_of_value() -> None:
@@ -49,6 +50,20 @@ def test_core_lists_are_read_or_refused() -> None:
     assert cores("0-1,3") == {0, 1, 3}
     with pytest.raises(ArgumentError, match="cpu_cores = 'a-b'"):
         cores("a-b")
+
+
+def test_what_no_engine_could_start_with_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    model = ModelConfig(name=str(tmp_path))
+    check(InferenceConfig(model=model))
+    with pytest.raises(ArgumentError, match=r"model /no/such: there is no config\.json"):
+        check(InferenceConfig(model=ModelConfig(name="/no/such")))
+    with pytest.raises(ArgumentError, match="may not use core 4096"):
+        check(InferenceConfig(model=model, cpu_cores="4096"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ArgumentError, match=rf"cannot bind 127\.0\.0\.1:{port} \(Address already in use\)"):
+            check(InferenceConfig(model=model, port=port))
 
 
 def test_sampling_reports_processed_logprobs_and_ignores_the_models_own_defaults() -> None:

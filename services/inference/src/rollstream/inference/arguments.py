@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rollstream.core.config import InferenceConfig
+from rollstream.core.errors import UsageError
 
 OURS = frozenset({"model", "host", "port", "weight_transfer_config", "logprobs_mode", "middleware", "enable_scale_out"})
 """Engine arguments that the replica's contract fixes; ``inference.vllm`` may not set them."""
@@ -18,8 +20,33 @@ OURS = frozenset({"model", "host", "port", "weight_transfer_config", "logprobs_m
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
-class ArgumentError(ValueError):
-    """An engine argument that cannot be passed on."""
+
+class ArgumentError(UsageError):
+    """Configuration that no engine could start with."""
+
+
+def check(config: InferenceConfig) -> None:
+    """Refuse at once what an engine would refuse half a minute later. Raises :class:`ArgumentError`."""
+    name = config.model.name
+    path = Path(name).expanduser()
+    if (path.is_absolute() or name.startswith((".", "~"))) and not (path / "config.json").is_file():
+        raise ArgumentError(f"model {name}: there is no config.json", hint="correct --model.name")
+    engine_arguments(config, cpu=True)
+    unknown = cores(config.cpu_cores) - os.sched_getaffinity(0) if config.cpu_cores else set()
+    if unknown:
+        raise ArgumentError(
+            f"inference.cpu_cores = {config.cpu_cores!r}: this process may not use core {min(unknown)}",
+            hint=f"choose from {sorted(os.sched_getaffinity(0))}",
+        )
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            raise ArgumentError(
+                f"cannot bind {config.host}:{config.port} ({error.strerror})",
+                hint="choose another --host or --port; port 0 lets the OS choose",
+            ) from error
 
 
 def on_cpu() -> bool:
@@ -46,7 +73,7 @@ def cores(words: str) -> set[int]:
         try:
             found |= set(range(int(first), int(last or first) + 1))
         except ValueError:
-            raise ArgumentError(f"inference.cpu_cores = {words!r}: give core numbers, for example 0 or 0-1") from None
+            raise ArgumentError(f"inference.cpu_cores = {words!r}", hint="give core numbers, as in 0 or 0-1") from None
     return found
 
 
@@ -74,7 +101,7 @@ def engine_arguments(config: InferenceConfig, cpu: bool) -> dict[str, Any]:
     for key, value in config.vllm.items():
         name = key.replace("-", "_")
         if name in OURS:
-            raise ArgumentError(f"inference.vllm.{key} is fixed by rollstream; remove it from the configuration")
+            raise ArgumentError(f"inference.vllm.{key} is fixed by rollstream", hint="remove it")
         arguments[name] = value
     return arguments | {
         "model": config.model.name,

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from rollstream.core.config import InferenceConfig
+from rollstream.core.errors import RollstreamError
 from rollstream.inference.announce import announced
 from rollstream.inference.arguments import command, cores, environment
 from rollstream.inference.client import EngineClient, EngineRefused
@@ -22,7 +23,7 @@ STOP_GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 
 
-class EngineFailed(RuntimeError):
+class EngineFailed(RollstreamError):
     """The engine did not come up or went away; the message holds the log's tail."""
 
 

@@ -83,19 +83,22 @@ class Replica:
             self._wake.set()
 
     async def run(self) -> None:
-        """Keep an engine alive and current, for ever."""
+        """Keep an engine alive and current, for ever; raises ``EngineFailed`` when the first does not start."""
         failures = 0
+        started = False
         while True:
             self._become("starting")
             self.loaded = None
             try:
                 self.client = await self._engine.start("base")
                 self._report("engine_ready", f"the engine serves at {self._engine.url}", "info")
-                failures = 0
+                failures, started = 0, True
                 await self._keep_current(self.client)
             except (EngineFailed, EngineRefused) as error:
                 self._become("failed", str(error))
                 self._report("engine_failed", str(error), "error")
+                if not started:
+                    raise
             finally:
                 client, self.client = self.client, None
                 if client is not None:
