@@ -44,6 +44,9 @@ class InferenceConfig(ComponentConfig):
     load_timeout: PositiveFloat = 120.0
     """Seconds a weight update may take before the replica leaves the routing."""
 
+    drain_timeout: PositiveFloat = 30.0
+    """Seconds that requests in flight get at an orderly stop."""
+
     heartbeat: PositiveFloat = 1.0
     """Seconds between lease renewals."""
 
