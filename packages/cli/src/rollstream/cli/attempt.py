@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -62,7 +63,7 @@ def record_command(attempt: Attempt, entry: str, argv: Sequence[str]) -> None:
     """Keep what was asked for: the command line (without credentials) and copies of the files it names."""
     command = shlex.join(["rollstream", entry, *argv])
     (attempt.configs / "command.txt").write_text(_CREDENTIALS.sub("***", command) + "\n")
-    files = [Path(after) for sign, after in zip(argv, argv[1:], strict=False) if sign == "@"]
+    files = [Path(after) for sign, after in itertools.pairwise(argv) if sign == "@"]
     for index, path in enumerate(files):
         name = entry if len(files) == 1 else f"{entry}.{index}"
         shutil.copyfile(path, attempt.configs / f"{name}{path.suffix}")
