@@ -18,16 +18,16 @@ def due_version(interval: int, newest: int, done: int, max_steps: int) -> int | 
     Versions that were overtaken before their turn are skipped: nothing serves them any more. ``done`` is -1 before
     the first evaluation, so that v0, the base model, always comes first.
     """
-    if newest >= max_steps:
-        candidate = max_steps
-    else:
-        candidate = newest - newest % interval if newest >= 0 else -1
+    candidate = max_steps if newest >= max_steps else newest - newest % interval if newest >= 0 else -1
     return candidate if candidate > done else None
 
 
 @dataclass
 class EvalRun:
-    """One evaluation of ``version`` on one source; complete when every group is. Its groups never turn stale."""
+    """One evaluation of ``version`` on one source; complete when every group is. Its groups never turn stale.
+
+    ``groups`` is keyed by the group's name as subjects write it.
+    """
 
     source: str
     version: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from rollstream.core.bus.subjects import token
 from rollstream.core.wire import Group, OpenGroup, Rollout
 from rollstream.orchestrator import pacing
 
@@ -82,6 +83,7 @@ class GroupTable:
     """
 
     def __init__(self) -> None:
+        # By the group's name as subjects write it, because that is what arriving rollouts are looked up by.
         self._groups: dict[str, GroupInProgress] = {}
 
     def __len__(self) -> int:
@@ -90,8 +92,13 @@ class GroupTable:
     def __iter__(self) -> Iterator[GroupInProgress]:
         return iter(list(self._groups.values()))
 
-    def __contains__(self, group: str) -> bool:
-        return group in self._groups
+    def get(self, group: str) -> GroupInProgress | None:
+        """The group of that name, if it is undecided."""
+        return self._groups.get(token(group))
+
+    def at(self, subject_token: str) -> GroupInProgress | None:
+        """The group whose name subjects write as ``subject_token``, if it is undecided."""
+        return self._groups.get(subject_token)
 
     @property
     def episodes(self) -> int:
@@ -99,15 +106,17 @@ class GroupTable:
         return sum(len(entry.missing) for entry in self._groups.values())
 
     def add(self, group: Group) -> GroupInProgress:
-        """Open ``group``; a group that is open already stays as it is."""
-        return self._groups.setdefault(group.group, GroupInProgress(group))
+        """Open ``group``; one that is open already stays, as the record that now speaks for it says."""
+        entry = self._groups.setdefault(token(group.group), GroupInProgress(group))
+        entry.group = group
+        return entry
 
     def receive(self, received: Received) -> GroupInProgress | None:
         """Take a rollout; the group it belongs to, or None when that group is decided or unknown.
 
         Raises ``ValueError`` for a member that the group does not have.
         """
-        entry = self._groups.get(received.rollout.group)
+        entry = self.get(received.rollout.group)
         if entry is None:
             return None
         member = received.rollout.member
@@ -117,7 +126,7 @@ class GroupTable:
         return entry
 
     def remove(self, group: str) -> GroupInProgress:
-        return self._groups.pop(group)
+        return self._groups.pop(token(group))
 
     def ready(self) -> list[GroupInProgress]:
         """Complete groups with something to assign credit to, oldest policy first, then in order of dispatch."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollstream.core.wire import OrchestratorState
+from rollstream.core.bus.subjects import token
+from rollstream.core.wire import Group, OrchestratorState
 from rollstream.orchestrator.evals import EvalRun
 from rollstream.orchestrator.groups import GroupInProgress, GroupTable, Received
 from rollstream.orchestrator.pacing import Limit, Load
@@ -49,6 +50,14 @@ class Ledger:
     def load(self) -> Load:
         return Load(committed=self.committed, newest=self.newest, groups=len(self.table), episodes=self.table.episodes)
 
+    def group_at(self, subject_token: str) -> Group | None:
+        """The open group (training or eval) whose name is written as ``subject_token`` in subjects."""
+        entry = self.table.at(subject_token)
+        if entry is None:
+            entries = (run.groups.get(subject_token) for run in self.evaluating.values())
+            entry = next((found for found in entries if found is not None), None)
+        return None if entry is None else entry.group
+
     def receive(self, received: Received) -> bool:
         """Take a rollout as it was read; False when its group is decided already. Raises ``ValueError`` for a member
         that its group does not have."""
@@ -56,7 +65,7 @@ class Ledger:
         if received.rollout.kind == "train":
             return self.table.receive(received) is not None
         for run in self.evaluating.values():
-            group = run.groups.get(received.rollout.group)
+            group = run.groups.get(token(received.rollout.group))
             if group is not None:
                 if not 0 <= received.rollout.member < group.group.size:
                     raise ValueError(f"{received.subject}: group {group.group.group} has {group.group.size} members")

@@ -1,0 +1,172 @@
+"""The orchestrator as a service: its parts, the tasks it owns, its start and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+import structlog
+
+from rollstream.core.bus import Bus, CommitChain, Phase, StaleWriter
+from rollstream.core.config import OrchestratorConfig
+from rollstream.core.errors import RollstreamError, first_cause
+from rollstream.core.run import RunDir
+from rollstream.core.store import Lease, Store
+from rollstream.core.tasks import TaskOwner
+from rollstream.core.telemetry import MonitorGroup
+from rollstream.orchestrator.batch_builder import BatchContent
+from rollstream.orchestrator.collector import Collector
+from rollstream.orchestrator.committer import Committer
+from rollstream.orchestrator.credit import credit_assignment
+from rollstream.orchestrator.dispatcher import Dispatcher
+from rollstream.orchestrator.eval_runner import EvalRunner
+from rollstream.orchestrator.evals import EvalRun
+from rollstream.orchestrator.groups import GroupInProgress
+from rollstream.orchestrator.ledger import Ledger
+from rollstream.orchestrator.loop import Loop
+from rollstream.orchestrator.pacing import Pacing
+from rollstream.orchestrator.phases import PhaseWriter
+from rollstream.orchestrator.recovery import resume
+from rollstream.orchestrator.traces import TraceWriter, advantages_by_subject
+from rollstream.orchestrator.waiting import what_it_waits_for
+
+COMPONENT = "orchestrator"
+HEARTBEAT_SECONDS = 1.0
+LEASE_SECONDS = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+class OrchestratorService:
+    """One orchestrator process.
+
+    Lifecycle: :meth:`serve` takes the commit chain (every earlier orchestrator is refused from then on), restores the
+    state of the head commit, and runs until the run is done, ``stop`` is set, or the chain is taken over
+    (``StaleWriter``). Stopping changes nothing on the bus: the next orchestrator goes on from the head.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        run: RunDir,
+        bus: Bus,
+        store: Store,
+        monitors: MonitorGroup,
+        *,
+        train_sizes: dict[str, int | None],
+        eval_sizes: dict[str, int | None],
+    ) -> None:
+        self.config = config
+        self.id = f"{socket.gethostname()}-{os.getpid()}"
+        self._bus = bus
+        self._store = store
+        self._monitors = monitors
+        self._train_sizes = train_sizes
+        self._eval_sizes = eval_sizes
+        self._changed = asyncio.Event()
+        self._traces = TraceWriter(run.rollouts) if config.write_rollouts else None
+        self._advice: Phase | None = None
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Run to the end of the run or until ``stop`` is set; raises ``StaleWriter`` when another one took over."""
+        await self._bus.create_streams()
+        chain = await self._bus.chain()
+        await chain.take(self.id)
+        phases = PhaseWriter(self._bus, chain.head.epoch)
+        try:
+            await self._run(chain, phases, stop)
+        except Exception as error:
+            cause = first_cause(error)
+            if isinstance(cause, RollstreamError) and not isinstance(cause, StaleWriter):
+                await phases.fail(str(cause))
+            raise
+
+    async def _run(self, chain: CommitChain, phases: PhaseWriter, stop: asyncio.Event) -> None:
+        config = self.config
+        ledger = Ledger.restored(chain.head.timeline, chain.head.step, chain.head.state)
+        newest = await self._bus.weights.newest(ledger.timeline)
+        ledger.newest = newest.version if newest is not None else -1
+        collector = Collector(self._bus, ledger, self._changed)
+        dispatcher = Dispatcher(self._bus, config, ledger, _pacing(config), self._train_sizes)
+        evals = EvalRunner(self._bus, config, ledger, dispatcher, self._eval_sizes, self._evaluated)
+        committer = Committer(
+            chain, ledger, lambda _: assignment, prune_zero_advantage=config.prune_zero_advantage
+        )
+        assignment = credit_assignment(config)
+        loop = Loop(
+            config, ledger, self._changed, dispatcher=dispatcher, committer=committer, evals=evals, phases=phases,
+            on_commit=self._committed,
+        )
+        await phases.advance(Phase.STARTING)
+        async with TaskOwner() as owner:
+            owner.start(self._heartbeat(ledger, loop, evals), "heartbeat")
+            await resume(self._bus, chain, ledger, dispatcher, collector, evals)
+            owner.start(collector.follow(), "read rollouts")
+            owner.start(self._follow_weights(ledger), "follow weights")
+            owner.start(self._follow_intent(loop), "follow intent")
+            traces = owner.start(self._traces.run(), "write traces") if self._traces is not None else None
+            running = owner.start(loop.run(), "loop")
+            stopping = owner.start(stop.wait(), "stop")
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if self._traces is not None and traces is not None:
+                await self._traces.close()
+                await asyncio.wait({traces}, timeout=10)
+            owner.cancel()
+        await collector.close()
+        await self._store.registry.drop(COMPONENT, self.id)
+
+    # --- what the loop reports -------------------------------------------------------------------------------------
+
+    def _committed(self, content: BatchContent, groups: list[GroupInProgress]) -> None:
+        self._monitors.log(content.step, content.metrics)
+        if self._traces is not None:
+            members = [member for group in groups for _, member in sorted(group.members.items())]
+            self._traces.write(content.step, "train", members, advantages_by_subject(content.samples))
+
+    def _evaluated(self, version: int, metrics: dict[str, float], run: EvalRun) -> None:
+        self._monitors.log(version, metrics)
+        if self._traces is not None:
+            members = [member for group in run.groups.values() for _, member in sorted(group.members.items())]
+            self._traces.write(version, "eval", members, {})
+
+    # --- owned tasks -----------------------------------------------------------------------------------------------
+
+    async def _follow_weights(self, ledger: Ledger) -> None:
+        async with self._bus.weights.follow(ledger.timeline) as reader:
+            while True:
+                for stored in await reader.batch(64, timeout=2.0):
+                    version = int(stored.subject.rpartition(".")[2])
+                    if version > ledger.newest:
+                        ledger.newest = version
+                        self._changed.set()
+
+    async def _follow_intent(self, loop: Loop) -> None:
+        while True:
+            loop.paused = (await self._bus.intent.get()).paused
+            await asyncio.sleep(1.0)
+
+    async def _heartbeat(self, ledger: Ledger, loop: Loop, evals: EvalRunner) -> None:
+        """Lease and progress. A store that is away costs the display, never the run."""
+        while True:
+            lease = Lease(
+                id=self.id, role=COMPONENT, state="ready", timeline=ledger.timeline, version=ledger.newest,
+                inflight=ledger.table.episodes, pid=os.getpid(), host=socket.gethostname(),
+            )
+            waits = what_it_waits_for(self.config, ledger, paused=loop.paused, holds=evals.holds_first_batch)
+            try:
+                await self._store.registry.put(lease, LEASE_SECONDS)
+                await self._store.progress.waiting(COMPONENT, self.id, waits.reason, None, waits.detail)
+            except OSError as error:
+                _log.warning("the store is away", error=str(error))
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _pacing(config: OrchestratorConfig) -> Pacing:
+    return Pacing(
+        groups_per_batch=config.groups_per_batch,
+        max_steps=config.max_steps,
+        max_lead=config.max_lead,
+        max_off_policy_steps=config.max_off_policy_steps,
+        max_inflight_episodes=config.max_inflight_episodes,
+    )
