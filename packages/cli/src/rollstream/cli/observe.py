@@ -10,13 +10,13 @@ from typing import Any
 
 from rollstream.cli.snapshot import Facts, Member, Wait
 from rollstream.core.bus import Bus
-from rollstream.core.store import Store
+from rollstream.core.store import Role, Store
 from rollstream.core.wire import Batch
 
 LOOK_TIMEOUT = 3.0
 """Seconds that one look may take; what does not answer is a problem to show, not a reason to stop."""
 
-ROLES = ("inference", "router", "trainer", "orchestrator", "env-worker")
+ROLES: tuple[Role, ...] = ("inference", "router", "trainer", "orchestrator", "env-worker")
 
 
 class Observer:
@@ -63,11 +63,11 @@ class Observer:
         now = time.time()
         waits = [
             Wait(
-                component=entry.component, id=entry.id, reason=entry.reason, seconds=max(0.0, now - entry.since),
+                component=entry.component, id=entry.id, reason=entry.waiting, seconds=max(0.0, now - entry.since),
                 left=None if entry.deadline is None else entry.deadline - now, detail=entry.detail,
             )
             for entry in await self._store.progress.list()
-            if entry.reason
+            if entry.waiting
         ]  # fmt: skip
         return {"members": members, "waits": waits}
 

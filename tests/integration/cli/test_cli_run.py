@@ -1,0 +1,119 @@
+"""A whole run through the launcher with the scripted engine in vLLM's place: all other parts are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rollstream.cli.launcher.leash import MARKER
+from support.launches import Launch, launched, marked, run_to_end, scripted_engine
+from support.tiny_model import make_tiny_model
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), layers=1, hidden=64)
+
+
+def arguments(model: Path, steps: int, *more: str, **behaviour: object) -> list[str]:
+    return [
+        "rl", "--run.name", "run", "--model.name", str(model), "--max-steps", str(steps), "--seq-len", "128",
+        "--orchestrator.train", json.dumps([{"id": "reverse_text"}]), "--orchestrator.sampling.max-tokens", "8",
+        "--orchestrator.groups-per-batch", "2", "--orchestrator.group-size", "4", "--trainer.threads", "1",
+        *scripted_engine(**behaviour), *more,
+    ]  # fmt: skip
+
+
+def steps_of(run: Path) -> list[int]:
+    """Steps that the trainer has reported, in the order of the file."""
+    path = run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [row["step"] for row in rows if "optim/grad_norm" in row]
+
+
+def component(launch: Launch, name: str) -> psutil.Process:
+    """First process of a component of this launch."""
+    found = [process for process in launch.alive() if process.environ().get(MARKER, "").endswith(f"/{name}")]
+    assert found, f"{name} does not run"
+    return min(found, key=lambda process: process.create_time())
+
+
+def test_a_run_completes_and_can_be_looked_at(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "outputs" / "run"
+    with launched(*arguments(model, 3, token_delay=0.002), cwd=tmp_path) as launch:
+        launch.until(lambda: len(steps_of(run)) >= 1, 180)
+        code, status = run_to_end("status", str(run), "--json", cwd=tmp_path)
+        assert launch.wait(180) == 0, launch.text()
+        assert launch.alive() == []
+    assert steps_of(run) == [1, 2, 3]
+    assert "step 3/3" in launch.text()
+
+    seen = json.loads(status)
+    assert code == 0 and seen["max_steps"] == 3 and seen["phase"] in ("running", "draining", "finalising", "done")
+    assert {member["role"] for member in seen["members"]} >= {"inference", "router"}
+
+    assert (run / "logs" / "latest" / "trainer.log").exists()
+    assert json.loads((run / "configs" / "latest" / "resolved" / "trainer.json").read_text())["max_steps"] == 3
+    code, after = run_to_end("status", str(run), cwd=tmp_path)
+    assert code == 0 and "3/3" in after and "not running" in after
+
+
+def test_ctrl_c_stops_in_order_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "outputs" / "run"
+    with launched(*arguments(model, 4, token_delay=0.02), cwd=tmp_path) as launch:
+        launch.until(lambda: len(steps_of(run)) >= 1, 180)
+        launch.interrupt()
+        assert launch.wait(60) == 130, launch.text()
+        assert launch.alive() == []
+        assert "--resume" in launch.text()
+    code, output = run_to_end(*arguments(model, 4, "--resume"), cwd=tmp_path, timeout=240)
+    assert code == 0, output
+    assert sorted(set(steps_of(run))) == [1, 2, 3, 4]
+    assert (run / "logs" / "latest").readlink().name == "attempt_2"
+
+
+def test_ctrl_c_twice_stops_at_once(model: Path, tmp_path: Path) -> None:
+    with launched(*arguments(model, 50, token_delay=0.05), cwd=tmp_path) as launch:
+        launch.until(lambda: "attempt 1" in launch.text() and len(launch.alive()) > 6, 120)
+        launch.interrupt()
+        time.sleep(0.1)
+        began = time.monotonic()
+        launch.interrupt()
+        launch.wait(30)
+        assert time.monotonic() - began < 10
+        assert launch.alive() == []
+
+
+def test_a_killed_launcher_leaves_nothing_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "outputs" / "run"
+    with launched(*arguments(model, 3, token_delay=0.02), cwd=tmp_path) as launch:
+        launch.until(lambda: len(steps_of(run)) >= 1, 180)
+        launch.process.kill()
+        launch.process.wait(10)
+        end = time.monotonic() + 15
+        while marked(launch.mark) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert [process.cmdline() for process in marked(launch.mark)] == []
+    code, output = run_to_end(*arguments(model, 3, "--resume"), cwd=tmp_path, timeout=240)
+    assert code == 0, output
+    assert sorted(set(steps_of(run))) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("victim", ["router", "inference-0", "env-worker-0", "orchestrator", "trainer"])
+def test_any_component_may_die(victim: str, model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "outputs" / "run"
+    with launched(*arguments(model, 4, token_delay=0.02), cwd=tmp_path) as launch:
+        launch.until(lambda: len(steps_of(run)) >= 1, 180)
+        os.kill(component(launch, victim).pid, signal.SIGKILL)
+        assert launch.wait(240) == 0, launch.text()
+        assert launch.alive() == []
+        assert f"{victim} ended with SIGKILL" in launch.text()
+    assert sorted(set(steps_of(run))) == [1, 2, 3, 4]
