@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny_model import make_tiny_model
 
 from rollstream.core.config import ModelConfig
 from rollstream.core.errors import UsageError
@@ -16,6 +15,7 @@ from rollstream.trainer.micro_batch import MicroBatch, build
 from rollstream.trainer.model import Policy
 from rollstream.trainer.packing import Bin
 from rollstream.trainer.samples import TrainSample
+from support.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,9 @@ def test_two_ranks_get_equal_token_sums() -> None:
     assert bins_of([100, 90, 80, 70], 100, 2) == [[(100,), (70,)], [(90,), (80,)]]
 
 
-@pytest.mark.parametrize(("count", "ranks", "each", "dummies"), [(5, 2, 3, 1), (11, 4, 3, 1), (7, 1, 7, 0), (1, 4, 1, 3)])
+@pytest.mark.parametrize(
+    ("count", "ranks", "each", "dummies"), [(5, 2, 3, 1), (11, 4, 3, 1), (7, 1, 7, 0), (1, 4, 1, 3)]
+)
 def test_equal_counts_by_dummies(count: int, ranks: int, each: int, dummies: int) -> None:
     shares = plan([4] * count, 4, ranks)
     assert [len(share) for share in shares] == [each] * ranks
