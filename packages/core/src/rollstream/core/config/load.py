@@ -21,7 +21,8 @@ def load_config(cls: type[ConfigT], argv: list[str], *, prog: str) -> ConfigT:
     # The library draws its error box only for the process's own arguments, and leaves with 1.
     sys.argv = [prog, *argv]
     try:
-        return cli(cls, prog=prog, description=(cls.__doc__ or "").splitlines()[0])
+        about = (cls.__doc__ or "").splitlines()[0]
+        return cli(cls, prog=prog, description=about)  # type: ignore[call-overload,no-any-return] - its overloads omit them
     except SystemExit as error:
         raise SystemExit(EXIT_USAGE if error.code == 1 else error.code) from None
     except OSError as error:
