@@ -42,6 +42,6 @@ __all__ = [
     "EnvWorkerPoolConfig", "EvalSourceConfig", "FakeDataConfig", "FileMonitorConfig", "FilesystemTransportConfig",
     "GrpoConfig", "IcepopLossConfig", "InferenceConfig", "IpoLossConfig", "LogConfig", "LossConfig",
     "MetricsServerConfig", "ModelConfig", "MonitorsConfig", "OrchestratorConfig", "ResumeConfig", "RlConfig",
-    "RouterConfig", "RunSectionConfig", "SamplingConfig", "ScheduleConfig", "SourceConfig", "StoreConfig", "TrainSourceConfig",
-    "TrainerConfig", "WandbMonitorConfig", "load_config",
+    "RouterConfig", "RunSectionConfig", "SamplingConfig", "ScheduleConfig", "SourceConfig", "StoreConfig",
+    "TrainSourceConfig", "TrainerConfig", "WandbMonitorConfig", "load_config",
 ]

@@ -22,7 +22,8 @@ def load_config(cls: type[ConfigT], argv: list[str], *, prog: str) -> ConfigT:
     sys.argv = [prog, *argv]
     try:
         about = (cls.__doc__ or "").splitlines()[0]
-        return cli(cls, prog=prog, description=about)  # type: ignore[call-overload,no-any-return] - its overloads omit them
+        # The library's overloads omit prog and description, its implementation takes them.
+        return cli(cls, prog=prog, description=about)  # type: ignore[call-overload,no-any-return]
     except SystemExit as error:
         raise SystemExit(EXIT_USAGE if error.code == 1 else error.code) from None
     except OSError as error:
