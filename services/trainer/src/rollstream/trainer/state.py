@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,11 +24,8 @@ def full_state(policy: Policy, *, sharded: bool) -> dict[str, Tensor]:
     With ``sharded`` a collective: rank 0 gets the tensors, the others an empty dict. Unsharded CPU tensors are the
     live parameters, not copies: write them out before the next step.
     """
-    state: dict[str, Any]
-    if sharded:
-        state = get_model_state_dict(policy, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    else:
-        state = policy.state_dict()
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = cast(dict[str, Any], get_model_state_dict(policy, options=options) if sharded else policy.state_dict())
     left_out = _tied_names(policy)
     return {
         name.removeprefix(_PREFIX): value.detach().cpu().contiguous()
