@@ -11,7 +11,7 @@ import structlog
 
 from rollstream.core.bus import Phase
 from rollstream.core.config import OrchestratorConfig
-from rollstream.core.errors import RollstreamError
+from rollstream.core.errors import UsageError
 from rollstream.orchestrator import metrics as names
 from rollstream.orchestrator.batch_builder import BatchContent
 from rollstream.orchestrator.committer import Committer
@@ -33,8 +33,8 @@ _log = structlog.get_logger(__name__)
 OnCommit = Callable[[BatchContent, list[GroupInProgress]], None]
 
 
-class EveryEpisodeFails(RollstreamError):
-    """Nothing but failed episodes for so long that going on is pointless."""
+class EveryEpisodeFails(UsageError):
+    """Nothing but failed episodes for so long that going on is pointless: a restart would not help either."""
 
 
 class Loop:

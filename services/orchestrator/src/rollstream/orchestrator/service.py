@@ -7,6 +7,7 @@ import os
 import socket
 
 import structlog
+from redis.exceptions import RedisError
 
 from rollstream.core.bus import Bus, CommitChain, Phase, StaleWriter
 from rollstream.core.config import OrchestratorConfig
@@ -66,16 +67,19 @@ class OrchestratorService:
         self._eval_sizes = eval_sizes
         self._changed = asyncio.Event()
         self._traces = TraceWriter(run.rollouts) if config.write_rollouts else None
-        self._advice: Phase | None = None
 
-    async def serve(self, stop: asyncio.Event) -> None:
-        """Run to the end of the run or until ``stop`` is set; raises ``StaleWriter`` when another one took over."""
+    async def serve(self, stop: asyncio.Event) -> bool:
+        """Run to the end of the run (True) or until ``stop`` is set (False).
+
+        Raises ``StaleWriter`` when another orchestrator took over, and whatever makes the run impossible.
+        """
         await self._bus.create_streams()
         chain = await self._bus.chain()
         await chain.take(self.id)
         phases = PhaseWriter(self._bus, chain.head.epoch)
         try:
             await self._run(chain, phases, stop)
+            return phases.current is Phase.DONE
         except Exception as error:
             cause = first_cause(error)
             if isinstance(cause, RollstreamError) and not isinstance(cause, StaleWriter):
@@ -90,10 +94,8 @@ class OrchestratorService:
         collector = Collector(self._bus, ledger, self._changed)
         dispatcher = Dispatcher(self._bus, config, ledger, _pacing(config), self._train_sizes)
         evals = EvalRunner(self._bus, config, ledger, dispatcher, self._eval_sizes, self._evaluated)
-        committer = Committer(
-            chain, ledger, lambda _: assignment, prune_zero_advantage=config.prune_zero_advantage
-        )
-        assignment = credit_assignment(config)
+        credit = credit_assignment(config)
+        committer = Committer(chain, ledger, lambda _: credit, prune_zero_advantage=config.prune_zero_advantage)
         loop = Loop(
             config, ledger, self._changed, dispatcher=dispatcher, committer=committer, evals=evals, phases=phases,
             on_commit=self._committed,
@@ -114,7 +116,10 @@ class OrchestratorService:
                 await asyncio.wait({traces}, timeout=10)
             owner.cancel()
         await collector.close()
-        await self._store.registry.drop(COMPONENT, self.id)
+        try:
+            await self._store.registry.drop(COMPONENT, self.id)
+        except (RedisError, OSError) as error:
+            _log.warning("lease left to expire; the store is away", error=str(error))
 
     # --- what the loop reports -------------------------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ class OrchestratorService:
             try:
                 await self._store.registry.put(lease, LEASE_SECONDS)
                 await self._store.progress.waiting(COMPONENT, self.id, waits.reason, None, waits.detail)
-            except OSError as error:
+            except (RedisError, OSError) as error:
                 _log.warning("the store is away", error=str(error))
             await asyncio.sleep(HEARTBEAT_SECONDS)
 

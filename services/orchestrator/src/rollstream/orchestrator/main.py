@@ -1,0 +1,49 @@
+"""Entry point of the orchestrator: configuration in, service out."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+
+from rollstream.core.config import OrchestratorConfig
+from rollstream.core.config.load import load_config
+from rollstream.core.errors import UsageError, run_main
+from rollstream.core.tasks import shutdown_event
+from rollstream.core.telemetry import configure_logging
+from rollstream.orchestrator.connections import connections
+from rollstream.orchestrator.service import OrchestratorService
+from rollstream.orchestrator.worker.environments import count_tasks
+
+EXIT_STOPPED = 143
+"""A signal ended this orchestrator before the run was done."""
+
+
+async def run(config: OrchestratorConfig) -> int:
+    """Connect and orchestrate until the run is done (0), or SIGTERM or SIGINT; returns the exit code."""
+    stop = shutdown_event()
+    if not config.train:
+        raise UsageError("the orchestrator needs a training source", hint="give [[train]] with the id of a taskset")
+    train_sizes = {source.label: count_tasks(source) for source in config.train}
+    eval_sizes = {source.label: count_tasks(source) for source in config.eval}
+    async with connections(config, "orchestrator") as (run_dir, bus, store):
+        service = OrchestratorService(config, run_dir, bus, store, train_sizes=train_sizes, eval_sizes=eval_sizes)
+        # What is loaded by now lives as long as the process; the collector need not walk it again.
+        gc.collect()
+        gc.freeze()
+        return 0 if await service.serve(stop) else EXIT_STOPPED
+
+
+def main() -> int:
+    """``rollstream-orchestrator @ orchestrator.toml``; returns the exit code."""
+
+    def start() -> int:
+        config = load_config(OrchestratorConfig, sys.argv[1:], prog="rollstream-orchestrator")
+        configure_logging(config.log, "orchestrator")
+        return asyncio.run(run(config))
+
+    return run_main(start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
