@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollstream.cli.metrics_file import MetricsFile
-from rollstream.cli.plot import REWARD, eval_rewards, plot_reward
+from rollstream.cli.plot import eval_rewards, plot_reward
+from rollstream.core.telemetry import names
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -81,7 +82,7 @@ def report(run_dir: Path) -> str:
     """What the run did to the reward, in three lines."""
     metrics = MetricsFile(run_dir / "metrics.jsonl")
     metrics.refresh()
-    rewards = [value for _, value in metrics.series(REWARD)]
+    rewards = [value for _, value in metrics.series(names.REWARD_MEAN)]
     lines = [f"reward: first 5 steps {mean(rewards[:5]):.3f} → last 5 steps {mean(rewards[-5:]):.3f}"]
     for metric in sorted(eval_rewards(metrics)):
         points = metrics.series(metric)

@@ -58,16 +58,25 @@ def main() -> int:
 
     def progress(step: int, result: StepResult) -> bool:
         if step % 20 == 0:
-            print(f"warm-up step {step}/{arguments.steps}  loss {result.loss:.3f}  {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"warm-up step {step}/{arguments.steps}  loss {result.loss:.3f}  {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
         return False
 
+    steps = arguments.steps
+    schedule = ScheduleConfig(type="linear", warmup_steps=min(20, steps // 4), decay_steps=steps // 3, min_factor=0.05)
     fit(
-        draft, samples, steps=arguments.steps, batch_size=arguments.batch_size, optim=AdamWConfig(lr=2e-3, betas=(0.9, 0.98)),
-        schedule=ScheduleConfig(
-            type="linear", warmup_steps=min(20, arguments.steps // 4), decay_steps=arguments.steps // 3, min_factor=0.05
-        ),
-        seq_len=2048, save_to=draft, on_step=progress,
-    )  # fmt: skip
+        draft,
+        samples,
+        steps=steps,
+        batch_size=arguments.batch_size,
+        optim=AdamWConfig(lr=2e-3, betas=(0.9, 0.98)),
+        schedule=schedule,
+        seq_len=2048,
+        save_to=draft,
+        on_step=progress,
+    )
     shutil.rmtree(arguments.out, ignore_errors=True)
     draft.rename(arguments.out)
     print(f"the model is ready: {arguments.out}", flush=True)

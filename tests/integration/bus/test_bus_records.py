@@ -14,9 +14,7 @@ from rollstream.core.wire import Array, Branch, Episode, Group, Rollout, Samplin
 
 
 def make_group(name: str, size: int = 2) -> Group:
-    return Group(
-        group=name, kind="train", source="s", task=1, size=size, sampling=Sampling(), timeline=1, created=1
-    )
+    return Group(group=name, kind="train", source="s", task=1, size=size, sampling=Sampling(), timeline=1, created=1)
 
 
 def make_episode(group: str, member: int) -> Episode:
@@ -71,7 +69,8 @@ async def test_reader_is_ordered_and_survives_a_killed_server(bus: Bus, nats_ser
         async with bus.read("GROUPS") as reader:
             while len(seen) < len(names):
                 for stored in await reader.batch(8, 5.0):
-                    assert isinstance(record := stored.record, Group)
+                    record = stored.record
+                    assert isinstance(record, Group)
                     seen.append(record.group)
 
     reading = asyncio.create_task(read())
@@ -125,9 +124,7 @@ async def test_full_stream_is_back_pressure(nats_server: EmbeddedNats, run_id: s
     waits: list[str] = []
     bus = await Bus.connect(nats_server.url, run_id, name="test", on_wait=waits.append)
     await bus.create_streams(StreamSettings(max_bytes=64 * 1024))
-    writing = asyncio.create_task(
-        _fill(bus, [make_rollout("g", member, tokens=2000) for member in range(6)])
-    )
+    writing = asyncio.create_task(_fill(bus, [make_rollout("g", member, tokens=2000) for member in range(6)]))
     while "bus_full" not in waits:
         assert not writing.done()
         await asyncio.sleep(0.05)
@@ -146,6 +143,6 @@ async def _fill(bus: Bus, rollouts: list[Rollout]) -> None:
 
 async def test_unreachable_server_is_named() -> None:
     started = time.monotonic()
-    with pytest.raises(BusUnavailable, match="127.0.0.1:1 does not answer"):
+    with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1 does not answer"):
         await Bus.connect("nats://127.0.0.1:1", "r", name="test", connect_timeout=1.0)
     assert time.monotonic() - started < 10

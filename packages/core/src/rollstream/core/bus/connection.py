@@ -92,7 +92,7 @@ class Bus:
             await asyncio.wait_for(
                 client.connect(
                     url, name=name, token=credentials, error_cb=failed, allow_reconnect=True, max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.2, ping_interval=15, connect_timeout=2, pending_size=64 * 1024 * 1024,
+                    reconnect_time_wait=1, ping_interval=15, connect_timeout=2, pending_size=64 * 1024 * 1024,
                 ),
                 connect_timeout,
             )  # fmt: skip

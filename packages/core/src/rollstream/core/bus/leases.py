@@ -108,8 +108,7 @@ class EpisodeQueue:
             await self.close()
             await asyncio.sleep(min(timeout, 0.5))
             return []
-        leases = [lease for message in messages if (lease := await self._lease(message)) is not None]
-        return leases
+        return [lease for message in messages if (lease := await self._lease(message)) is not None]
 
     async def _lease(self, message: Msg) -> EpisodeLease | None:
         try:

@@ -14,7 +14,8 @@ from rollstream.core.bus.subjects import Subjects
 STREAMS = ("GROUPS", "EPISODES", "ROLLOUTS", "BLOBS", "COMMITS", "WEIGHTS", "EVENTS")
 
 _COMPARED = (
-    "subjects", "retention", "max_msgs", "max_bytes", "discard", "discard_new_per_subject", "max_msgs_per_subject", "storage",
+    "subjects", "retention", "max_msgs", "max_bytes", "discard", "discard_new_per_subject", "max_msgs_per_subject",
+    "storage",
 )  # fmt: skip
 
 

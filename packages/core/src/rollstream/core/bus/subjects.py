@@ -18,9 +18,7 @@ def token(name: str) -> str:
     """One subject token: letters, digits, ``-`` and ``_`` stay, other bytes become ``=XX``. Injective; "" is ``=``."""
     if not name:
         return "="
-    return "".join(
-        chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in name.encode()
-    )
+    return "".join(chr(byte) if chr(byte) in _PLAIN else f"={byte:02X}" for byte in name.encode())
 
 
 def group_id(kind: Kind, timeline: int, source: str, index: int, version: int | None = None) -> str:

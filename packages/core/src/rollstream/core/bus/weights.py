@@ -33,7 +33,7 @@ class WeightLog:
             raise DigestMismatch(
                 f"v{notice.version} of timeline {notice.timeline} was announced with digest {standing.digest[:16]}, "
                 f"this replay made {notice.digest[:16]}",
-                hint="replay needs the world size, threads and library versions of the first run, or start a new timeline",
+                hint="replay needs the first run's world size, threads and library versions; else start a new timeline",
             )
         return result.created
 

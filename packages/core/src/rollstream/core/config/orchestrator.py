@@ -184,6 +184,13 @@ class EnvWorkerConfig(OrchestratorConfig):
 
 
 __all__ = [
-    "AlgorithmConfig", "EnvWorkerConfig", "EnvWorkerPoolConfig", "EvalSourceConfig", "GrpoConfig", "NonNegativeFloat",
-    "OrchestratorConfig", "SourceConfig", "TrainSourceConfig",
+    "AlgorithmConfig",
+    "EnvWorkerConfig",
+    "EnvWorkerPoolConfig",
+    "EvalSourceConfig",
+    "GrpoConfig",
+    "NonNegativeFloat",
+    "OrchestratorConfig",
+    "SourceConfig",
+    "TrainSourceConfig",
 ]

@@ -6,6 +6,17 @@ from rollstream.core.run.files import DiskFull, atomic_write, sync_directory
 from rollstream.core.run.weights import WeightFile, WeightsDamaged, WeightsManifest
 
 __all__ = [
-    "ArchiveDamaged", "BatchArchive", "DiskFull", "RunDir", "RunInfo", "WeightFile", "WeightsDamaged", "WeightsManifest",
-    "archived_steps", "atomic_write", "read_archive", "sync_directory", "write_archive",
+    "ArchiveDamaged",
+    "BatchArchive",
+    "DiskFull",
+    "RunDir",
+    "RunInfo",
+    "WeightFile",
+    "WeightsDamaged",
+    "WeightsManifest",
+    "archived_steps",
+    "atomic_write",
+    "read_archive",
+    "sync_directory",
+    "write_archive",
 ]

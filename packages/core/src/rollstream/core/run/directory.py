@@ -47,11 +47,17 @@ class RunDir:
         try:
             info = msgspec.json.decode(file.read_bytes(), type=RunInfo)
         except FileNotFoundError:
-            raise UsageError(f"{path} is not a run directory: it has no run.json", hint="name the directory of a run") from None
+            raise UsageError(
+                f"{path} is not a run directory: it has no run.json", hint="name the directory of a run"
+            ) from None
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise UsageError(f"{file} cannot be read ({error})", hint="restore it; the run itself is untouched") from error
+            raise UsageError(
+                f"{file} cannot be read ({error})", hint="restore it; the run itself is untouched"
+            ) from error
         if info.format != RunInfo.__struct_defaults__[-1]:
-            raise UsageError(f"{file} has format {info.format}, this release reads 1", hint="use the release that made the run")
+            raise UsageError(
+                f"{file} has format {info.format}, this release reads 1", hint="use the release that made the run"
+            )
         return cls(path, info)
 
     @property

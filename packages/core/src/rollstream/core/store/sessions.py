@@ -33,14 +33,19 @@ local function prune(limit)
 end
 """
 
-# ARGV: session ('' for none), router, session ttl ms, load ttl ms, preferred replica ('' for none), excluded replicas…
+# ARGV: session ('' for none), router, session ttl ms, load ttl ms, preferred replica ('' for none), number of changes,
+# replica, change, replica, change, …, excluded replicas…
 _CHOOSE = (
     _HEAD
     + """
 prune(32)
 local session, router = ARGV[1], ARGV[2]
+local mine, first = LOADS .. router, 7 + 2 * ARGV[6]
+for i = 7, first - 1, 2 do
+  if redis.call('HINCRBY', mine, ARGV[i], ARGV[i + 1]) <= 0 then redis.call('HDEL', mine, ARGV[i]) end
+end
 local excluded = {}
-for i = 6, #ARGV do excluded[ARGV[i]] = true end
+for i = first, #ARGV do excluded[ARGV[i]] = true end
 local candidates, is = {}, {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', READY, '(' .. now, '+inf')) do
   if not excluded[id] then
@@ -83,8 +88,8 @@ if session ~= '' then
   end
   redis.call('ZADD', SESSIONS, now + ARGV[3], session)
 end
-redis.call('HINCRBY', LOADS .. router, chosen, 1)
-redis.call('PEXPIRE', LOADS .. router, ARGV[4])
+redis.call('HINCRBY', mine, chosen, 1)
+redis.call('PEXPIRE', mine, ARGV[4])
 redis.call('ZADD', ROUTERS, now + ARGV[4], router)
 return {chosen, home == chosen and 1 or 0}
 """
@@ -166,14 +171,19 @@ class Sessions:
         load_ttl: float,
         exclude: Iterable[str] = (),
         preferred: str | None = None,
+        changes: Mapping[str, int] | None = None,
     ) -> Choice | None:
         """Chooses, binds the session and counts one open request of ``router``; None when no replica is left.
 
+        ``changes`` of the router's load since it was last told are applied first, so that the choice sees them.
         ``preferred`` is where the caller last saw the session: a store that lost its data takes it over. ``ttl`` and
         ``load_ttl`` are seconds until the session, and the router's load, expire when nothing renews them.
         """
         times = (int(ttl * 1000), int(load_ttl * 1000))
-        arguments: list[str | int] = [session or "", router, *times, preferred or "", *exclude]
+        arguments: list[str | int] = [session or "", router, *times, preferred or "", len(changes or ())]
+        for replica, change in (changes or {}).items():
+            arguments += (replica, change)
+        arguments += exclude
         chosen = await self._choose(self._keys, arguments)
         return Choice(chosen[0].decode(), bool(chosen[1])) if chosen else None
 

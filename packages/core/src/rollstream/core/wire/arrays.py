@@ -42,7 +42,11 @@ class Array(msgspec.Struct, frozen=True, omit_defaults=True):
     def numpy(self) -> npt.NDArray[Any]:
         """The values as a read-only view; raises ``ValueError`` when spilled or when the bytes do not fit."""
         if self.blob is not None and not self.data:
-            raise ValueError(f"array {self.dtype}{self.shape} lies in blob {self.blob}: resolve it through the bus first")
+            raise ValueError(
+                f"array {self.dtype}{self.shape} lies in blob {self.blob}: resolve it through the bus first"
+            )
         if len(self.data) != self.nbytes:
-            raise ValueError(f"array {self.dtype}{self.shape} wants {self.nbytes} bytes, the record holds {len(self.data)}")
+            raise ValueError(
+                f"array {self.dtype}{self.shape} wants {self.nbytes} bytes, the record holds {len(self.data)}"
+            )
         return np.frombuffer(self.data, dtype=np.dtype(self.dtype)).reshape(self.shape)
