@@ -14,7 +14,7 @@ from rollstream.cli.servers import EmbeddedRedis
 from support.launches import run_to_end, scripted_engine
 from support.tiny_model import make_tiny_model
 
-SOURCE = ["--orchestrator.train", json.dumps([{"id": "reverse_text"}])]
+SOURCE = ["--orchestrator.train", json.dumps([{"id": "reverse-text"}])]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(model: Path, steps: int, *more: str, **behaviour: object) -> list[str]:
     return [
         "rl", "--run.name", "run", "--model.name", str(model), "--max-steps", str(steps), "--seq-len", "128",
-        "--orchestrator.train", json.dumps([{"id": "reverse_text"}]), "--orchestrator.sampling.max-tokens", "8",
+        "--orchestrator.train", json.dumps([{"id": "reverse-text"}]), "--orchestrator.sampling.max-tokens", "8",
         "--orchestrator.groups-per-batch", "2", "--orchestrator.group-size", "4", "--trainer.threads", "1",
         *scripted_engine(**behaviour), *more,
     ]  # fmt: skip

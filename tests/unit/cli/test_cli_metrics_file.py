@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rollstream.cli.metrics_file import MetricsFile
-from rollstream.cli.plot import REWARD, plot_reward, smooth
+from rollstream.cli.plot import plot_reward, smooth
 from rollstream.core.errors import UsageError
+from rollstream.core.telemetry.names import REWARD_MEAN as REWARD
 
 
 def test_lines_of_two_writers_merge_and_a_torn_line_waits(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_smoothing_is_a_trailing_mean() -> None:
 
 def test_the_curve_is_drawn(tmp_path: Path) -> None:
     rows = [{"step": n, REWARD: n / 10} for n in range(1, 9)] + [
-        {"step": n, "eval/reverse-text/avg@1": n / 10} for n in (0, 8)
+        {"step": n, "eval/reverse-text/reward/mean": n / 10} for n in (0, 8)
     ]
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from rollstream.cli.live import PlainLines, bar, render, sparkline
 from rollstream.cli.metrics_file import MetricsFile
-from rollstream.cli.plot import REWARD
 from rollstream.cli.snapshot import Facts, Member, Snapshot, Wait, one_line, take_snapshot
+from rollstream.core.telemetry.names import REWARD_MEAN as REWARD
 
 FACTS = Facts(
     phase="running",
@@ -32,7 +32,7 @@ FACTS = Facts(
 def snapshot(tmp_path: Path, facts: Facts = FACTS) -> Snapshot:
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     rows = [
-        {"step": 0, "eval/reverse-text/avg@1": 0.5},
+        {"step": 0, "eval/reverse-text/reward/mean": 0.5},
         {"step": 1, REWARD: 0.4, "off_policy/mean": 0.0, "off_policy/max": 0},
         {"step": 2, REWARD: 0.6, "off_policy/mean": 0.5, "off_policy/max": 1},
         {"step": 2, "optim/grad_norm": 0.9, "perf/throughput": 1234.5, "time/step": 0.81, "time/wait_for_batch": 0.2},
@@ -48,7 +48,7 @@ def test_bus_and_metrics_are_put_together(tmp_path: Path) -> None:
     assert (seen.step, seen.committed, seen.newest_version) == (3, 4, 3)
     assert (seen.reward, seen.lag_mean, seen.lag_max, seen.tokens_per_second) == (0.7, 0.5, 1.0, 1234.5)
     assert seen.limit == "max_off_policy_steps"
-    assert json.loads(json.dumps(seen.as_dict()))["evals"] == {"eval/reverse-text/avg@1": [[0, 0.5]]}
+    assert json.loads(json.dumps(seen.as_dict()))["evals"] == {"eval/reverse-text/reward/mean": [[0, 0.5]]}
 
 
 def test_a_run_that_has_not_begun_has_no_figures(tmp_path: Path) -> None:

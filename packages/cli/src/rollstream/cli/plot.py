@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rollstream.cli.metrics_file import MetricsFile
 from rollstream.core.errors import UsageError
+from rollstream.core.telemetry import names
 
-REWARD = "train/agg/effective/agent/reward/mean"
-EVAL_REWARD = re.compile(r"^eval/(?P<source>.+)/(avg@\d+|reward/mean)$")
+EVAL_REWARD = re.compile(r"^eval/(?P<source>.+)/reward/mean$")
 
 
 def smooth(values: Sequence[float], window: int) -> list[float]:
@@ -25,9 +25,11 @@ def plot_reward(metrics: Path, out: Path) -> Path:
     """
     file = MetricsFile(metrics)
     file.refresh()
-    train = file.series(REWARD)
+    train = file.series(names.REWARD_MEAN)
     if not train:
-        raise UsageError(f"{metrics} holds no {REWARD}", hint="give the metrics.jsonl of a run that has made a step")
+        raise UsageError(
+            f"{metrics} holds no {names.REWARD_MEAN}", hint="give the metrics.jsonl of a run that has made a step"
+        )
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

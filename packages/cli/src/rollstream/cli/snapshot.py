@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollstream.cli.metrics_file import MetricsFile
-from rollstream.cli.plot import REWARD, eval_rewards
+from rollstream.cli.plot import eval_rewards
+from rollstream.core.telemetry import names
 
 LIMITS = ("max_lead", "max_off_policy_steps", "max_inflight_episodes", "max_steps")
 """Wait reasons of the orchestrator that are limits of the configuration."""
@@ -92,8 +93,8 @@ def take_snapshot(
     run: str, max_steps: int, metrics: MetricsFile, facts: Facts, *, restarts: int = 0, elapsed: float = 0.0
 ) -> Snapshot:
     """Put the pieces together. ``metrics`` is read as it stands (refresh it first)."""
-    rewards = metrics.series(REWARD)
-    trained = [step for step, _ in metrics.series("optim/grad_norm")] or [0]
+    rewards = metrics.series(names.REWARD_MEAN)
+    trained = [step for step, _ in metrics.series(names.GRAD_NORM)] or [0]
     limits = [wait.reason for wait in facts.waits if wait.component == "orchestrator" and wait.reason in LIMITS]
     return Snapshot(
         run=run,
@@ -107,14 +108,14 @@ def take_snapshot(
         reward=rewards[-1][1] if rewards else None,
         rewards=tuple(value for _, value in rewards),
         evals={name: tuple(metrics.series(name)) for name in sorted(eval_rewards(metrics))},
-        lag_mean=metrics.latest("off_policy/mean"),
-        lag_max=metrics.latest("off_policy/max"),
-        tokens_per_second=metrics.latest("perf/throughput"),
-        step_seconds=metrics.latest("time/step"),
-        wait_for_batch_seconds=metrics.latest("time/wait_for_batch"),
-        grad_norm=metrics.latest("optim/grad_norm"),
-        mismatch_kl=metrics.latest("mismatch_kl/all/mean"),
-        entropy=metrics.latest("entropy/all/mean"),
+        lag_mean=metrics.latest(names.OFF_POLICY_MEAN),
+        lag_max=metrics.latest(names.OFF_POLICY_MAX),
+        tokens_per_second=metrics.latest(names.THROUGHPUT),
+        step_seconds=metrics.latest(names.STEP_TIME),
+        wait_for_batch_seconds=metrics.latest(names.WAIT_TIME),
+        grad_norm=metrics.latest(names.GRAD_NORM),
+        mismatch_kl=metrics.latest(names.MISMATCH_KL),
+        entropy=metrics.latest(names.ENTROPY),
         limit=limits[0] if limits else None,
         members=tuple(facts.members),
         waits=tuple(facts.waits),

@@ -34,15 +34,15 @@ def show_status(run: Path, *, as_json: bool) -> int:
 
 async def look_at(run: Path) -> Snapshot:
     """One snapshot of the run, from its servers as far as they answer and from its files."""
-    info = RunDir.open(run)
+    directory = RunDir.open(run)
     config = last_configuration(run)
-    metrics = MetricsFile(run / "metrics.jsonl")
+    metrics = MetricsFile(directory.metrics)
     metrics.refresh()
     try:
-        facts = await _ask(config, info.run_id, info.timeline)
+        facts = await _ask(config, directory.run_id, directory.timeline)
     except RollstreamError as error:
         facts = Facts(phase="not running", problem=str(error).splitlines()[0])
-    return take_snapshot(info.name, config.max_steps, metrics, facts)
+    return take_snapshot(directory.name, config.max_steps, metrics, facts)
 
 
 def last_configuration(run: Path) -> OrchestratorConfig:

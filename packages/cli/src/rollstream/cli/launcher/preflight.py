@@ -11,7 +11,7 @@ from pathlib import Path
 from rollstream.cli.resolve import default_run_name, resolve
 from rollstream.core.config import RlConfig
 from rollstream.core.errors import UsageError
-from rollstream.core.run import RunDir, RunInfo
+from rollstream.core.run import RunDir
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
 """Room that a run directory must have at launch; below it the bus could not even be opened."""
@@ -27,7 +27,7 @@ def check_configuration(config: RlConfig) -> None:
         )
 
 
-def open_run(config: RlConfig) -> tuple[Path, RunInfo]:
+def open_run(config: RlConfig) -> RunDir:
     """Create the run's directory, or open it with ``--resume``. Raises ``UsageError`` when the two do not fit."""
     model = config.model or config.trainer.model
     name = config.run.name or default_run_name(config, model.name, secrets.token_hex(2))
@@ -47,7 +47,7 @@ def open_run(config: RlConfig) -> tuple[Path, RunInfo]:
             f"{path} has {free / 2**20:.0f} MiB free; a run needs {MIN_FREE_BYTES / 2**20:.0f} MiB at least",
             hint="free some space or choose another --output-dir",
         )
-    return path, RunDir.open(path) if config.resume is not None else RunDir.create(path, name=name)
+    return RunDir.open(path) if config.resume is not None else RunDir.create(path, name=name)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from rollstream.cli.resolve import Resolved, resolve
 from rollstream.cli.snapshot import take_snapshot
 from rollstream.core.bus import Bus, Phase
 from rollstream.core.config import RlConfig
-from rollstream.core.run import RunInfo
+from rollstream.core.run import RunDir
 from rollstream.core.store import Store
 
 LOOK_INTERVAL = 0.5
@@ -38,16 +38,16 @@ def launch_rl(config: RlConfig, argv: Sequence[str]) -> int:
 async def _launch(config: RlConfig, argv: Sequence[str]) -> int:
     # What is wrong with the configuration alone is found before anything is written or started.
     check_configuration(config)
-    directory, info = open_run(config)
-    with writable(directory):
-        attempt = open_attempt(directory)
+    directory = open_run(config)
+    with writable(directory.path):
+        attempt = open_attempt(directory.path)
         record_command(attempt, "rl", argv)
     screen = open_screen(config.live)
-    launch = f"{info.run_id}.{attempt.number}.{secrets.token_hex(4)}"
+    launch = f"{directory.run_id}.{attempt.number}.{secrets.token_hex(4)}"
     supervisor = Supervisor(launch, max_restarts=config.max_restarts, grace=config.stop_grace, report=screen.note)
     with screen, StopSignals(supervisor.kill) as signals:
-        screen.note(f"run {directory} (id {info.run_id}, attempt {attempt.number})")
-        run = Run(config, info, attempt, supervisor, screen)
+        screen.note(f"run {directory.path} (id {directory.run_id}, attempt {attempt.number})")
+        run = Run(config, directory, attempt, supervisor, screen)
         work = asyncio.create_task(run.until_it_ends(), name="run")
         asked = asyncio.create_task(signals.asked.wait(), name="stop signal")
         await asyncio.wait([work, asked], return_when=asyncio.FIRST_COMPLETED)
@@ -63,11 +63,10 @@ class Run:
     """One launch: servers, then the components, watched until the outcome. Leaves nothing alive, however it ends."""
 
     def __init__(
-        self, config: RlConfig, info: RunInfo, attempt: Attempt, supervisor: Supervisor, screen: Screen
+        self, config: RlConfig, directory: RunDir, attempt: Attempt, supervisor: Supervisor, screen: Screen
     ) -> None:
         self._config = config
-        self._directory = attempt.run_dir
-        self._info = info
+        self._directory = directory
         self._attempt = attempt
         self._supervisor = supervisor
         self._screen = screen
@@ -81,7 +80,7 @@ class Run:
                 await bus.create_streams()
                 resolved = self._resolve()
                 self._supervisor.start(programs(self._attempt, resolved.components()))
-                outcome = await self._watch(Observer(bus, store, self._info.timeline), resolved)
+                outcome = await self._watch(Observer(bus, store, self._directory.timeline), resolved)
                 await self._supervisor.stop()
                 if not outcome.ok:
                     await self._mark_failed(bus, outcome)
@@ -93,12 +92,12 @@ class Run:
     async def _connections(self) -> AsyncIterator[tuple[Bus, Store]]:
         bus_config, store_config = self._config.bus, self._config.store
         bus = await Bus.connect(
-            self._servers.bus_url, self._info.run_id, name="launcher", connect_timeout=bus_config.connect_timeout,
+            self._servers.bus_url, self._directory.run_id, name="launcher", connect_timeout=bus_config.connect_timeout,
             credentials=read_secret(bus_config.credentials_file, "bus.credentials_file"),
         )  # fmt: skip
         try:
             store = await Store.connect(
-                self._servers.store_url, self._info.run_id, connect_timeout=store_config.connect_timeout,
+                self._servers.store_url, self._directory.run_id, connect_timeout=store_config.connect_timeout,
                 password=read_secret(store_config.password_file, "store.password_file"),
             )  # fmt: skip
             try:
@@ -109,14 +108,14 @@ class Run:
             await bus.close()
 
     def _resolve(self) -> Resolved:
-        resolved = resolve(self._config, self._directory, self._servers.bus_url, self._servers.store_url)
-        with writable(self._directory):
+        resolved = resolve(self._config, self._directory.path, self._servers.bus_url, self._servers.store_url)
+        with writable(self._directory.path):
             write_resolved(self._attempt, resolved.components())
         return resolved
 
     async def _watch(self, observer: Observer, resolved: Resolved) -> Outcome:
         """Show where the run stands until the supervisor knows how it ended or a server cannot be kept."""
-        metrics = MetricsFile(self._directory / "metrics.jsonl")
+        metrics = MetricsFile(self._directory.metrics)
         began = time.monotonic()
         outcome = asyncio.create_task(self._supervisor.outcome(), name="outcome")
         keeper = asyncio.create_task(self._servers.keep(), name="servers")
@@ -125,7 +124,7 @@ class Run:
                 facts = await observer.look()
                 metrics.refresh()
                 self._screen.show(take_snapshot(
-                    self._info.name, resolved.trainer.max_steps, metrics, facts,
+                    self._directory.name, resolved.trainer.max_steps, metrics, facts,
                     restarts=self._supervisor.restarts, elapsed=time.monotonic() - began,
                 ))  # fmt: skip
                 await asyncio.wait([outcome, keeper], timeout=LOOK_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
