@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rollstream.core.telemetry import names
 from rollstream.core.wire import Rollout, encode
-from rollstream.orchestrator import metrics as names
 from rollstream.orchestrator.batch_builder import build_batch
 from rollstream.orchestrator.credit import CreditAssignment, Grpo
 from rollstream.orchestrator.groups import GroupInProgress, Received

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rollstream.core.telemetry import names
 from rollstream.core.wire import Array, Sample
-from rollstream.orchestrator import metrics as names
 from rollstream.orchestrator.credit import BranchCredit, CreditAssignment
 from rollstream.orchestrator.groups import GroupInProgress, Received
 from rollstream.orchestrator.pacing import staleness

@@ -10,7 +10,7 @@ import structlog
 
 from rollstream.core.bus import Bus, token
 from rollstream.core.config import EvalSourceConfig, OrchestratorConfig
-from rollstream.orchestrator import metrics as names
+from rollstream.core.telemetry import names
 from rollstream.orchestrator.dispatcher import Dispatcher, sampling_of
 from rollstream.orchestrator.evals import EvalRun, due_version, eval_groups
 from rollstream.orchestrator.groups import GroupInProgress

@@ -12,7 +12,7 @@ import structlog
 from rollstream.core.bus import Phase
 from rollstream.core.config import OrchestratorConfig
 from rollstream.core.errors import UsageError
-from rollstream.orchestrator import metrics as names
+from rollstream.core.telemetry import names
 from rollstream.orchestrator.batch_builder import BatchContent
 from rollstream.orchestrator.committer import Committer
 from rollstream.orchestrator.dispatcher import Dispatcher
@@ -118,7 +118,7 @@ class Loop:
         content = await self._committer.commit(ready, self._take_metrics())
         _log.info(
             "committed", step=content.step, samples=len(content.samples),
-            reward=round(content.metrics.get(f"{names.REWARD_EFFECTIVE}/mean", 0.0), 4), newest=ledger.newest,
+            reward=round(content.metrics.get(names.REWARD_MEAN, 0.0), 4), newest=ledger.newest,
             open_groups=len(ledger.table),
         )
         self._on_commit(content, ready)

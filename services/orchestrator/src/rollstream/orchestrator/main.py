@@ -10,7 +10,7 @@ from rollstream.core.config import OrchestratorConfig
 from rollstream.core.config.load import load_config
 from rollstream.core.errors import UsageError, run_main
 from rollstream.core.tasks import shutdown_event
-from rollstream.core.telemetry import configure_logging
+from rollstream.core.telemetry import MonitorGroup, configure_logging
 from rollstream.orchestrator.connections import connections
 from rollstream.orchestrator.service import OrchestratorService
 from rollstream.orchestrator.worker.environments import count_tasks
@@ -27,11 +27,20 @@ async def run(config: OrchestratorConfig) -> int:
     train_sizes = {source.label: count_tasks(source) for source in config.train}
     eval_sizes = {source.label: count_tasks(source) for source in config.eval}
     async with connections(config, "orchestrator") as (run_dir, bus, store):
-        service = OrchestratorService(config, run_dir, bus, store, train_sizes=train_sizes, eval_sizes=eval_sizes)
+        monitors = MonitorGroup.from_config(
+            config.monitors, metrics_path=run_dir.metrics, run_name=run_dir.name, run_id=run_dir.run_id,
+            component="orchestrator",
+        )
+        service = OrchestratorService(
+            config, run_dir, bus, store, monitors, train_sizes=train_sizes, eval_sizes=eval_sizes
+        )
         # What is loaded by now lives as long as the process; the collector need not walk it again.
         gc.collect()
         gc.freeze()
-        return 0 if await service.serve(stop) else EXIT_STOPPED
+        try:
+            return 0 if await service.serve(stop) else EXIT_STOPPED
+        finally:
+            monitors.close()
 
 
 def main() -> int:

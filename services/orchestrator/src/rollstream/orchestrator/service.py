@@ -13,9 +13,9 @@ from rollstream.core.bus import Bus, CommitChain, Phase, StaleWriter
 from rollstream.core.config import OrchestratorConfig
 from rollstream.core.errors import RollstreamError, first_cause
 from rollstream.core.run import RunDir
-from rollstream.core.store import Lease, Store
+from rollstream.core.store import Lease, Role, Store
 from rollstream.core.tasks import TaskOwner
-from rollstream.core.telemetry import MonitorGroup
+from rollstream.core.telemetry import MonitorGroup, PrometheusServer
 from rollstream.orchestrator.batch_builder import BatchContent
 from rollstream.orchestrator.collector import Collector
 from rollstream.orchestrator.committer import Committer
@@ -23,6 +23,7 @@ from rollstream.orchestrator.credit import credit_assignment
 from rollstream.orchestrator.dispatcher import Dispatcher
 from rollstream.orchestrator.eval_runner import EvalRunner
 from rollstream.orchestrator.evals import EvalRun
+from rollstream.orchestrator.exposition import gauges
 from rollstream.orchestrator.groups import GroupInProgress
 from rollstream.orchestrator.ledger import Ledger
 from rollstream.orchestrator.loop import Loop
@@ -32,7 +33,7 @@ from rollstream.orchestrator.recovery import resume
 from rollstream.orchestrator.traces import TraceWriter, advantages_by_subject
 from rollstream.orchestrator.waiting import what_it_waits_for
 
-COMPONENT = "orchestrator"
+COMPONENT: Role = "orchestrator"
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 10.0
 
@@ -66,6 +67,7 @@ class OrchestratorService:
         self._train_sizes = train_sizes
         self._eval_sizes = eval_sizes
         self._changed = asyncio.Event()
+        self._metrics_address = ""
         self._traces = TraceWriter(run.rollouts) if config.write_rollouts else None
 
     async def serve(self, stop: asyncio.Event) -> bool:
@@ -101,7 +103,9 @@ class OrchestratorService:
             on_commit=self._committed,
         )
         await phases.advance(Phase.STARTING)
-        async with TaskOwner() as owner:
+        registry = gauges(lambda: _ledger_gauges(ledger))
+        async with PrometheusServer(config.metrics_server, registry) as metrics, TaskOwner() as owner:
+            self._metrics_address = metrics.address
             owner.start(self._heartbeat(ledger, loop, evals), "heartbeat")
             await resume(self._bus, chain, ledger, dispatcher, collector, evals)
             owner.start(collector.follow(), "read rollouts")
@@ -157,6 +161,7 @@ class OrchestratorService:
             lease = Lease(
                 id=self.id, role=COMPONENT, state="ready", timeline=ledger.timeline, version=ledger.newest,
                 inflight=ledger.table.episodes, pid=os.getpid(), host=socket.gethostname(),
+                metrics=self._metrics_address,
             )
             waits = what_it_waits_for(self.config, ledger, paused=loop.paused, holds=evals.holds_first_batch)
             try:
@@ -165,6 +170,16 @@ class OrchestratorService:
             except (RedisError, OSError) as error:
                 _log.warning("the store is away", error=str(error))
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _ledger_gauges(ledger: Ledger) -> dict[str, tuple[str, float]]:
+    return {
+        "committed_step": ("Step of the last committed batch.", float(ledger.committed)),
+        "newest_version": ("Newest announced policy version, -1 before the first.", float(ledger.newest)),
+        "open_groups": ("Groups that are dispatched and not decided.", float(len(ledger.table))),
+        "open_episodes": ("Episodes of those groups without a rollout.", float(ledger.table.episodes)),
+        "open_evaluations": ("Evaluations under way.", float(len(ledger.evaluating))),
+    }
 
 
 def _pacing(config: OrchestratorConfig) -> Pacing:

@@ -15,8 +15,10 @@ from redis.exceptions import RedisError
 from rollstream.core.bus import Bus
 from rollstream.core.config import EnvWorkerConfig, SourceConfig
 from rollstream.core.errors import UsageError
-from rollstream.core.store import Lease, State, Store
+from rollstream.core.store import Lease, Role, State, Store
 from rollstream.core.tasks import TaskOwner
+from rollstream.core.telemetry import PrometheusServer
+from rollstream.orchestrator.exposition import gauges
 from rollstream.orchestrator.worker.environments import load_environment
 from rollstream.orchestrator.worker.episodes import EpisodePlayer
 from rollstream.orchestrator.worker.policy_client import PolicyClient
@@ -24,7 +26,7 @@ from rollstream.orchestrator.worker.pool import EpisodePool
 from rollstream.orchestrator.worker.rendering import Rendering
 from rollstream.orchestrator.worker.routers import Routers
 
-COMPONENT = "env-worker"
+COMPONENT: Role = "env-worker"
 HEARTBEAT_SECONDS = 1.0
 LEASE_SECONDS = 10.0
 
@@ -41,12 +43,11 @@ class EnvWorkerService:
     def __init__(self, config: EnvWorkerConfig, bus: Bus, store: Store) -> None:
         self.config = config
         self.id = config.worker_id or f"{socket.gethostname()}-{os.getpid()}"
-        self.metrics_address = ""
+        self._metrics_address = ""
         self._bus = bus
         self._store = store
         self._routers = Routers([config.router_url] if config.router_url else [])
         self._state: State = "starting"
-        self.pool: EpisodePool | None = None
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Play episodes until ``stop`` is set or the run's phase is final."""
@@ -89,13 +90,15 @@ class EnvWorkerService:
         settings = self.config.workers
         labels = sorted({label for _, label in players})
         queues = {label: self._bus.episodes(label, lease_seconds=settings.lease_seconds) for label in labels}
-        self.pool = EpisodePool(queues, players, settings.concurrency)
+        pool = EpisodePool(queues, players, settings.concurrency)
         self._state = "ready"
-        async with TaskOwner() as owner:
-            owner.start(self._heartbeat(self.pool), "heartbeat")
+        registry = gauges(lambda: _pool_gauges(pool))
+        async with PrometheusServer(self.config.metrics_server, registry) as metrics, TaskOwner() as owner:
+            self._metrics_address = metrics.address
+            owner.start(self._heartbeat(pool), "heartbeat")
             if not self.config.router_url:
                 owner.start(self._find_routers(), "find routers")
-            owner.start(self.pool.run(), "episodes")
+            owner.start(pool.run(), "episodes")
             ended = owner.start(self._run_is_over(), "follow phase")
             stopping = owner.start(stop.wait(), "stop")
             await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -130,7 +133,7 @@ class EnvWorkerService:
         while True:
             lease = Lease(
                 id=self.id, role=COMPONENT, state=self._state, capacity=self.config.workers.concurrency,
-                inflight=len(pool.running), pid=os.getpid(), host=socket.gethostname(), metrics=self.metrics_address,
+                inflight=len(pool.running), pid=os.getpid(), host=socket.gethostname(), metrics=self._metrics_address,
                 detail=f"{pool.finished} episodes, {pool.failed} failed",
             )
             try:
@@ -144,3 +147,11 @@ class EnvWorkerService:
             except (RedisError, OSError) as error:
                 _log.warning("the store is away", error=str(error))
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _pool_gauges(pool: EpisodePool) -> dict[str, tuple[str, float]]:
+    return {
+        "running_episodes": ("Episodes that this worker plays now.", float(len(pool.running))),
+        "finished_episodes": ("Episodes that this worker has finished.", float(pool.finished)),
+        "failed_episodes": ("Finished episodes that ended in an error.", float(pool.failed)),
+    }
