@@ -24,8 +24,9 @@ from typing import Any
 
 from aiohttp import web
 
+from rollstream.core.run import WeightsDamaged
 from rollstream.inference.announce import announce
-from rollstream.inference.weights import WeightsError, verify
+from rollstream.inference.weights import verified_files
 
 COMMAND = [sys.executable, "-P", str(Path(__file__).resolve())]
 """``inference.engine_command`` of this engine; -P keeps this folder's modules from hiding the standard library's."""
@@ -168,8 +169,8 @@ class ScriptedEngine:
             self.behaviour.failing_loads -= 1
             return _error(409, "scripted: load refused", fatal=False)
         try:
-            verify(Path(order["directory"]), order.get("digest", ""))
-        except WeightsError as error:
+            verified_files(Path(order["directory"]), order.get("digest", ""))
+        except WeightsDamaged as error:
             return _error(409, str(error), fatal=False)
         self.label = f"{order['timeline']}:{order['version']}"
         return web.json_response({"version": self.label, "paused_seconds": 0.0})

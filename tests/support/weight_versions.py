@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from pathlib import Path
 
+from rollstream.core.run import WeightsManifest
 from rollstream.core.wire import WeightNotice
+
+NAME = "model.safetensors"
 
 
 def write_version(
@@ -20,13 +21,12 @@ def write_version(
     content = content or f"weights {timeline}:{version}".encode()
     directory = run_dir / "weights" / str(timeline) / f"v{version}"
     directory.mkdir(parents=True)
-    digest = hashlib.sha256(content).hexdigest()
-    entry = {"name": "model.safetensors", "bytes": len(content), "sha256": digest}
-    manifest = {"timeline": timeline, "version": version, "files": [entry], "digest": digest}
-    (directory / "manifest.json").write_text(json.dumps(manifest))
-    written = content[:-1] + bytes([content[-1] ^ 1]) if flip else content
-    (directory / "model.safetensors").write_bytes(written)
+    (directory / NAME).write_bytes(content)
+    manifest = WeightsManifest.of(directory, timeline, version, [NAME])
+    manifest.write(directory)
+    if flip:
+        (directory / NAME).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     return WeightNotice(
         timeline=timeline, version=version, transport="filesystem", location=str(directory.relative_to(run_dir)),
-        nbytes=len(content), digest=digest, created=time.time_ns(),
-    )
+        nbytes=manifest.nbytes, digest=manifest.digest, created=time.time_ns(),
+    )  # fmt: skip

@@ -76,8 +76,7 @@ def publish(tmp_path: Path) -> Callable[..., WeightNotice]:
 
 async def test_it_joins_only_with_the_newest_version(tmp_path: Path, publish: Callable[..., WeightNotice]) -> None:
     async with running(Bench(tmp_path)) as bench:
-        await until(lambda: bench.replica.client is not None, "the engine answers")
-        assert bench.replica.state == "loading"
+        await until(lambda: bench.replica.state == "loading", "the engine answers")
         await bench.behave(load_delay=0.3)
         bench.replica.notice(publish(0))
         await asyncio.sleep(0.1)

@@ -163,10 +163,10 @@ async def test_a_damaged_version_names_the_file_and_the_old_one_serves_on(
     label = await served.load(served.publish())
     whole = {name: value.clone() for name, value in served.model.state_dict().items()}
     damaged = served.publish(flip=True)
-    with pytest.raises(EngineRefused, match=r"v\d+/model\.safetensors: sha256 .* the manifest promises") as refusal:
+    with pytest.raises(EngineRefused, match=r"v\d+/model\.safetensors: its sha256 is not the one") as refusal:
         await served.load(damaged)
     assert not refusal.value.fatal
-    with pytest.raises(EngineRefused, match=r"digest .* was announced"):
+    with pytest.raises(EngineRefused, match="was announced"):
         await served.load((damaged[0], damaged[1], "0" * 64))
     served.model.load_state_dict(whole)
     await assert_serves(http, served, label)

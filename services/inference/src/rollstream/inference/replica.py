@@ -76,6 +76,13 @@ class Replica:
         """The newest version that was announced to this replica."""
         return self._newest
 
+    @property
+    def waits_for(self) -> str:
+        """Why this replica takes no requests: a token for progress leases, "" when it does."""
+        if self.state == "loading":
+            return "first_weights" if self._newest is None else "weight_load"
+        return {"starting": "engine_start", "failed": "retry", "draining": "requests_in_flight"}.get(self.state, "")
+
     def notice(self, notice: WeightNotice) -> None:
         """A version was announced. Versions that are passed over before they load are skipped."""
         if self._newest is None or key(notice) > key(self._newest):

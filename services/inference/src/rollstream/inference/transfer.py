@@ -17,7 +17,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rollstream.inference.weights import HALF_LOADED, verify
+from rollstream.inference.weights import HALF_LOADED, verified_files
 
 
 @dataclass
@@ -68,10 +68,10 @@ class FilesystemTransferEngine(WeightTransferEngine[NoInitInfo, DirectoryUpdateI
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: DirectoryUpdateInfo) -> None:
-        """Verify, then load. Raises ``WeightsError`` (model untouched) or :class:`HalfLoadedError`."""
+        """Verify, then load. Raises ``WeightsDamaged`` (model untouched) or :class:`HalfLoadedError`."""
         directory = Path(update_info.directory)
         with contextlib.ExitStack() as stack:
-            files = verify(directory, update_info.digest)
+            files = verified_files(directory, update_info.digest)
             # Opened before the model is touched: a directory that is pruned meanwhile stays readable.
             shards = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
             try:
