@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from redis.asyncio import Redis
 
+from rollstream.core.store.bounded import bounded
 from rollstream.core.store.keys import Keys
 
 
@@ -54,12 +55,12 @@ class ProgressLeases:
 
     async def _write(self, entry: Progress) -> None:
         reason = entry.waiting.replace("|", "/")
-        await self._set([self._key], [f"{entry.component}:{entry.id}", msgspec.json.encode(entry), reason])
+        await bounded(self._set([self._key], [f"{entry.component}:{entry.id}", msgspec.json.encode(entry), reason]))
 
     async def list(self) -> list[Progress]:
         """All entries, by component and id."""
         entries = []
-        for value in (await self._redis.hgetall(self._key)).values():
+        for value in (await bounded(self._redis.hgetall(self._key))).values():
             since, _, entry = _bytes(value).split(b"|", 2)
             progress = msgspec.json.decode(entry, type=Progress)
             entries.append(msgspec.structs.replace(progress, since=float(since)))

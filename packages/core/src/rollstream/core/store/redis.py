@@ -16,7 +16,7 @@ from rollstream.core.store.progress import ProgressLeases
 from rollstream.core.store.registry import Registry
 from rollstream.core.store.sessions import Sessions
 
-SOCKET_SECONDS = 5.0
+CONNECT_SECONDS = 5.0
 MAX_CONNECTIONS = 32
 
 
@@ -56,9 +56,9 @@ class Store:
             pool = BlockingConnectionPool.from_url(
                 url,
                 max_connections=MAX_CONNECTIONS,
-                timeout=SOCKET_SECONDS,
-                socket_timeout=SOCKET_SECONDS,
-                socket_connect_timeout=SOCKET_SECONDS,
+                timeout=CONNECT_SECONDS,
+                socket_timeout=None,  # see bounded.py
+                socket_connect_timeout=CONNECT_SECONDS,
                 retry=Retry(NoBackoff(), 1),  # a connection that a restart broke is replaced; outages are the caller's
                 **({"password": password} if password is not None else {}),
             )

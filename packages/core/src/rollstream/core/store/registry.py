@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from redis.asyncio import Redis
 
+from rollstream.core.store.bounded import bounded
 from rollstream.core.store.keys import Keys
 
 Role = Literal["inference", "router", "trainer", "orchestrator", "env-worker"]
@@ -85,9 +86,9 @@ class Registry:
     async def put(self, lease: Lease, ttl: float) -> None:
         """Writes or renews a lease for ``ttl`` seconds."""
         routable = lease.role == "inference" and lease.state == "ready"
-        await self._put(
-            self._of(lease.role), [lease.id, msgspec.json.encode(lease), int(ttl * 1000), "1" if routable else "0"]
-        )
+        flag = "1" if routable else "0"
+        arguments: list[str | bytes | int] = [lease.id, msgspec.json.encode(lease), int(ttl * 1000), flag]
+        await bounded(self._put(self._of(lease.role), arguments))
 
     async def drop(self, role: Role, id: str) -> None:
         """Ends a lease."""
@@ -96,11 +97,11 @@ class Registry:
             pipe.hdel(leases, id)
             pipe.zrem(expiries, id)
             pipe.zrem(ready, id)
-            await pipe.execute()
+            await bounded(pipe.execute())
 
     async def list(self, role: Role) -> list[Lease]:
         """Live leases of a role, sorted by id."""
-        flat = await self._list(self._of(role), [])
+        flat = await bounded(self._list(self._of(role), []))
         leases = [
             msgspec.structs.replace(msgspec.json.decode(flat[i], type=Lease), expires=float(flat[i + 1]) / 1000)
             for i in range(0, len(flat), 2)

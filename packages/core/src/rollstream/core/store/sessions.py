@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from redis.asyncio import Redis
 
+from rollstream.core.store.bounded import bounded
 from rollstream.core.store.keys import Keys
 
 # Shared head of the scripts: server time, and the removal of what has expired. A session is a member of SESSIONS (its
@@ -184,12 +185,12 @@ class Sessions:
         for replica, change in (changes or {}).items():
             arguments += (replica, change)
         arguments += exclude
-        chosen = await self._choose(self._keys, arguments)
+        chosen = await bounded(self._choose(self._keys, arguments))
         return Choice(chosen[0].decode(), bool(chosen[1])) if chosen else None
 
     async def finish(self, session: str) -> None:
         """Forgets a session."""
-        await self._finish(self._keys, [session])
+        await bounded(self._finish(self._keys, [session]))
 
     async def report(self, router: str, open: Mapping[str, int], *, ttl: float) -> None:
         """Replaces what ``router`` has open per replica: a lost update or a wiped store heals with the next report."""
@@ -197,9 +198,9 @@ class Sessions:
         for replica, count in open.items():
             flat += (replica, count)
         arguments: list[str | int] = [router, int(ttl * 1000), *flat]
-        await self._report(self._keys, arguments)
+        await bounded(self._report(self._keys, arguments))
 
     async def loads(self, *, but: str | None = None) -> dict[str, int]:
         """Open requests per replica over all live routers, ``but`` one."""
-        flat = await self._loads(self._keys, [but or ""])
+        flat = await bounded(self._loads(self._keys, [but or ""]))
         return {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
