@@ -14,7 +14,7 @@ from typing import Any
 
 from rollstream.core.run import RunDir
 from rollstream.core.store import Store
-from support.http import Client, fetch
+from support.http_calls import Client, fetch
 from support.raw_replica import RawReplica
 from support.until import until
 
@@ -62,7 +62,7 @@ def run_of(tmp_path: Path, redis_url: str) -> tuple[RunDir, list[str]]:
 
 async def test_sigterm_drains_drops_the_lease_and_exits_zero(tmp_path: Path, redis_server: Any) -> None:
     run, arguments = run_of(tmp_path, redis_server.url)
-    store = await Store.connect(redis_server.url, run.info.run_id)
+    store = await Store.connect(redis_server.url, run.run_id)
     replica = await RawReplica(store, "a").start()
     async with router([*arguments, "--drain-timeout", "10"], store) as (process, address):
         client = await Client.open(address)
@@ -83,7 +83,7 @@ async def test_sigterm_drains_drops_the_lease_and_exits_zero(tmp_path: Path, red
 
 async def test_the_drain_deadline_breaks_off_what_is_left(tmp_path: Path, redis_server: Any) -> None:
     run, arguments = run_of(tmp_path, redis_server.url)
-    store = await Store.connect(redis_server.url, run.info.run_id)
+    store = await Store.connect(redis_server.url, run.run_id)
     replica = await RawReplica(store, "a").start()
     async with router([*arguments, "--drain-timeout", "0.3"], store) as (process, address):
         client = await Client.open(address)
@@ -98,7 +98,7 @@ async def test_the_drain_deadline_breaks_off_what_is_left(tmp_path: Path, redis_
 
 async def test_a_killed_router_s_load_vanishes_with_its_lease(tmp_path: Path, redis_server: Any) -> None:
     run, arguments = run_of(tmp_path, redis_server.url)
-    store = await Store.connect(redis_server.url, run.info.run_id)
+    store = await Store.connect(redis_server.url, run.run_id)
     replica = await RawReplica(store, "a").start()
     async with router([*arguments, "--lease-seconds", "1"], store) as (process, address):
         client = await Client.open(address)
@@ -140,7 +140,7 @@ async def test_unusable_settings_exit_2_with_one_message(tmp_path: Path, redis_s
 
 async def test_a_replica_is_reached_through_the_process(tmp_path: Path, redis_server: Any) -> None:
     run, arguments = run_of(tmp_path, redis_server.url)
-    store = await Store.connect(redis_server.url, run.info.run_id)
+    store = await Store.connect(redis_server.url, run.run_id)
     replica = await RawReplica(store, "a").start()
     async with router(arguments, store) as (_, address):
         answer = await fetch(address, "POST", "/inference/v1/generate", b"{}", X_Session_ID="s")

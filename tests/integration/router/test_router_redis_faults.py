@@ -10,7 +10,7 @@ from typing import Any
 from rollstream.core.config.serving import RouterConfig
 from rollstream.core.store import Store
 from rollstream.router.service import RouterService
-from support.http import fetch
+from support.http_calls import fetch
 from support.raw_replica import RawReplica
 from support.until import until
 

@@ -14,7 +14,7 @@ import pytest
 from rollstream.core.config.serving import RouterConfig
 from rollstream.core.store import Store
 from rollstream.router.service import RouterService
-from support.http import Answer, Client, fetch
+from support.http_calls import Answer, Client, fetch
 from support.raw_replica import RawReplica
 from support.until import until
 
@@ -420,7 +420,7 @@ async def test_metrics_and_replicas_tell_what_happened(store: Store) -> None:
         text = (await fetch(fleet.address, "GET", "/metrics")).body.decode()
         assert 'rollstream_router_requests_total{source="replica",status="200"} 4.0' in text
         assert 'rollstream_router_requests_total{source="router",status="404"} 1.0' in text
-        assert "rollstream_router_retries_total 2.0" in text
+        assert "rollstream_router_retries_total 4.0" in text
         assert "rollstream_router_ready_replicas 2.0" in text
         listed = (await fetch(fleet.address, "GET", "/replicas")).json()
         assert [replica["id"] for replica in listed["replicas"]] == ["a", "b"]
