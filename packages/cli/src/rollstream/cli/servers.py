@@ -22,6 +22,9 @@ from rollstream.cli.launcher.leash import hold_to
 from rollstream.core.errors import UsageError
 
 READY_SECONDS = 20.0
+PORT_ATTEMPTS = 5
+PORT_PAUSE = 0.2
+"""Seconds between attempts on a port that is taken."""
 
 
 def free_port() -> int:
@@ -37,7 +40,9 @@ class EmbeddedServer(ABC):
 
     Lifecycle: :meth:`start` → :meth:`stop` or :meth:`kill`, then :meth:`start` again on the same port and data.
     Invariants: one server a directory (an advisory lock keeps a second one out); it dies with the process that
-    started it; nothing listens beyond 127.0.0.1.
+    started it (with the thread, to be exact: start it from one that lives as long); nothing listens beyond 127.0.0.1;
+    ready means that our own process answers, not another one on the same port; the port never changes once known,
+    because others hold its URL; after a failed start nothing runs and the directory is free.
     """
 
     name = "server"
@@ -48,6 +53,7 @@ class EmbeddedServer(ABC):
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[str] | None = None
+        self._log_start = 0
 
     @property
     def url(self) -> str:
@@ -69,22 +75,33 @@ class EmbeddedServer(ABC):
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-            for attempt in range(5):
-                self._launch()
-                if self._ready(READY_SECONDS):
-                    return
-                self.kill()
-                # The chosen port may have gone to someone else between choosing and binding.
-                if attempt == 4 or "in use" not in self.tail():
-                    break
-                self.port = 0
+            self._start()
         except OSError as error:
-            self.kill()
+            self.stop()
             raise UsageError(
                 f"{self.name} cannot keep its data in {self.directory}: {error.strerror or error}",
                 hint="free some space or choose another --output-dir",
             ) from error
-        raise UsageError(f"{self.name} did not start:\n{self.tail()}", hint=f"see {self.log}")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> None:
+        kept = self.port
+        for _ in range(PORT_ATTEMPTS):
+            self._launch()
+            if self._ready(READY_SECONDS):
+                return
+            self.kill()
+            if "in use" not in self.tail():
+                raise UsageError(f"{self.name} did not start:\n{self.tail()}", hint=f"see {self.log}")
+            # The port went to someone else: between choosing and binding, or while the server was away.
+            self.port = kept
+            time.sleep(PORT_PAUSE)
+        raise UsageError(
+            f"{self.name} found its port {kept or ''} taken by another process".replace("  ", " "),
+            hint="end that process (`ss -ltnp` names it), then launch again with --resume",
+        )
 
     def _take_lock(self) -> None:
         if self._lock is not None:
@@ -102,6 +119,7 @@ class EmbeddedServer(ABC):
 
     def _launch(self) -> None:
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 self._command(),
                 stdin=subprocess.DEVNULL,
@@ -120,9 +138,10 @@ class EmbeddedServer(ABC):
         return False
 
     def tail(self) -> str:
-        """The last lines of the server's log."""
-        with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(errors="replace").splitlines()[-8:])
+        """The last lines that the server wrote since its latest start."""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-8:])
         return ""
 
     def stop(self, timeout: float = 10.0) -> None:
@@ -174,10 +193,10 @@ class EmbeddedNats(EmbeddedServer):
         return [binary, "-c", str(config)]
 
     def _answers(self) -> bool:
-        for path in self.directory.glob("nats-server_*.ports"):
-            with contextlib.suppress(ValueError, KeyError, IndexError):
-                self.port = int(json.loads(path.read_text())["nats"][0].rsplit(":", 1)[1])
-        if not self.port:
+        ports = self.directory / f"nats-server_{self.pid}.ports"  # written once it listens
+        try:
+            self.port = int(json.loads(ports.read_text())["nats"][0].rsplit(":", 1)[1])
+        except (OSError, ValueError, KeyError, IndexError):
             return False
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.5) as probe:
             return probe.recv(5) == b"INFO "
@@ -224,15 +243,17 @@ class EmbeddedRedis(EmbeddedServer):
             "--dir", str(self.directory), "--maxmemory-policy", self._policy, "--daemonize", "no",
         ]  # fmt: skip
 
-    def _ping(self, command: bytes) -> bytes:
+    def _ask(self, command: bytes) -> bytes:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.5) as probe:
             probe.sendall(command)
-            return probe.recv(64)
+            return probe.recv(4096)
         return b""
 
     def _answers(self) -> bool:
-        return self._ping(b"PING\r\n").startswith(b"+PONG")
+        return f"process_id:{self.pid}\r\n".encode() in self._ask(b"INFO server\r\n")
 
     def wipe(self) -> None:
         """FLUSHALL: everything is gone at once."""
-        self._ping(b"FLUSHALL\r\n")
+        answer = self._ask(b"FLUSHALL\r\n")
+        if not answer.startswith(b"+OK"):
+            raise OSError(f"{self.url} refused FLUSHALL: {answer.decode(errors='replace').strip() or 'no answer'}")
