@@ -23,7 +23,7 @@ import httptools
 import psutil
 import uvloop
 
-from rollstream.cli.servers import start_redis
+from rollstream.cli.servers import EmbeddedRedis
 from rollstream.core.run import RunDir
 from rollstream.core.store import Lease, Store
 
@@ -189,7 +189,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        redis = start_redis(directory)
+        redis = EmbeddedRedis(directory / "redis")
+        redis.start()
         own: list[subprocess.Popen[str]] = []
         try:
             own.append(subprocess.Popen([sys.executable, __file__, "--stub"], stdout=subprocess.PIPE, text=True))
@@ -199,7 +200,7 @@ def main() -> None:
             flags = ["--run-dir", str(directory / "run"), "--store.url", redis.url]
             own.append(subprocess.Popen([sys.executable, "-m", "rollstream.router.main", *flags], text=True))
             pids = [process.pid for process in own]
-            uvloop.run(bench(options, redis.url, run.info.run_id, stub_port, pids))
+            uvloop.run(bench(options, redis.url, run.run_id, stub_port, pids))
         finally:
             for process in own:
                 process.terminate()

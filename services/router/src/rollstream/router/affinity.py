@@ -30,11 +30,19 @@ class Affinity:
         self._session_ttl = session_ttl
         self._lease_seconds = lease_seconds
 
-    async def choose(self, session: str, exclude: Set[str], preferred: str | None) -> str | None:
+    async def choose(
+        self, session: str, exclude: Set[str], preferred: str | None, changes: Mapping[str, int]
+    ) -> str | None:
         """Replica id by the script that all routers share; None when it sees no ready one outside ``exclude``."""
         choice = await _bounded(
             self._store.sessions.choose(
-                session, router=self._router_id, ttl=self._session_ttl, exclude=set(exclude), preferred=preferred
+                session,
+                router=self._router_id,
+                ttl=self._session_ttl,
+                load_ttl=self._lease_seconds,
+                exclude=exclude,
+                preferred=preferred,
+                changes=changes,
             )
         )
         return choice.replica if choice is not None else None
@@ -53,7 +61,7 @@ class Affinity:
 
     async def others(self) -> Mapping[str, int]:
         """Open requests per replica of all other routers."""
-        return await _bounded(self._store.sessions.loads(exclude_router=self._router_id))
+        return await _bounded(self._store.sessions.loads(but=self._router_id))
 
     async def keep_lease(self, lease: Lease) -> None:
         """Renews this router's own lease."""

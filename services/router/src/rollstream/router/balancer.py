@@ -33,7 +33,8 @@ class Balancer:
 
     A request with a session costs one Redis round trip (the script that all routers share). One without a session is
     spread by this router alone: over its own open requests and the other routers' as last seen. Load is published as
-    this router's whole count per replica, at most every 10 ms, so that a lost update heals with the next one.
+    this router's whole count per replica, at most every 10 ms, so that a lost update heals with the next one; what has
+    changed since then travels with each session's choice.
 
     Invariant: ``open`` holds exactly the picks that were not released; Redis follows it.
     """
@@ -48,6 +49,7 @@ class Balancer:
         self._others: Mapping[str, int] = {}
         self._turns: dict[str, int] = {}
         self._turn = 0
+        self._unreported: dict[str, int] = {}
         self._dirty = asyncio.Event()
         self._ended: deque[str] = deque(maxlen=MAX_UNREPORTED_ENDS)
         self.away = False
@@ -65,7 +67,6 @@ class Balancer:
             replica = await self._choose(wish)
             if replica is not None:
                 self.open[replica.id] = self.open.get(replica.id, 0) + 1
-                self._dirty.set()
                 return Pick(replica)
             if not await self._fleet.changed(deadline):
                 why = wish.why_none(self._fleet.view)
@@ -87,14 +88,19 @@ class Balancer:
         if not self.away:
             try:
                 exclude = view.ready.keys() - {replica.id for replica in candidates}
-                chosen = await self._affinity.choose(session, exclude, self.bindings.get(session))
+                changes, self._unreported = self._unreported, {}
+                try:
+                    chosen = await self._affinity.choose(session, exclude, self.bindings.get(session), changes)
+                finally:
+                    self._dirty.set()  # the count in Redis may be another than ours: a cancelled call, a race
             except AffinityAway as error:
                 self.lost(error)
             else:
                 # None, or one that came after our last look: the next look brings it.
                 replica = self._fleet.view.ready.get(chosen) if chosen is not None else None
                 if replica is None or not wish.admits(replica):
-                    self._dirty.set()  # takes back the request that the script has counted
+                    if chosen is not None:
+                        self._changed(chosen, -1)  # takes back what the script has counted
                     return None
                 self.bindings.bind(session, replica.id)
                 return replica
@@ -111,7 +117,12 @@ class Balancer:
         replica = least_loaded(candidates, loads, self._turns)
         self._turn += 1
         self._turns[replica.id] = self._turn
+        self._changed(replica.id, 1)
         return replica
+
+    def _changed(self, replica: str, by: int) -> None:
+        self._unreported[replica] = self._unreported.get(replica, 0) + by
+        self._dirty.set()
 
     def release(self, pick: Pick) -> None:
         """Ends an attempt, once; never waits, so that it holds under cancellation."""
@@ -123,7 +134,7 @@ class Balancer:
             self.open[pick.replica.id] = left
         else:
             del self.open[pick.replica.id]
-        self._dirty.set()
+        self._changed(pick.replica.id, -1)
 
     async def finish(self, session: str) -> None:
         """Forgets a session; when Redis is away, it is told on its return."""
@@ -166,6 +177,7 @@ class Balancer:
         self._dirty.set()
 
     async def _report(self) -> None:
+        self._unreported = {}
         try:
             await self._affinity.report(dict(self.open))
             while self._ended:

@@ -12,7 +12,7 @@ from rollstream.core.errors import UsageError, run_main
 from rollstream.core.run import RunDir
 from rollstream.core.store import Store
 from rollstream.core.tasks import shutdown_event
-from rollstream.core.telemetry import configure_logging
+from rollstream.core.telemetry import PrometheusServer, configure_logging
 from rollstream.router.service import RouterService
 
 
@@ -20,13 +20,16 @@ async def run(config: RouterConfig) -> None:
     """Connects to Redis and routes until SIGTERM or SIGINT."""
     run_id = RunDir.open(config.run_dir).run_id
     if config.store.url is None:
-        raise UsageError("The router needs Redis.", hint="Give --store.url, for example redis://127.0.0.1:6379/0.")
+        raise UsageError("a router needs --store.url", hint="give it, or start everything with `rollstream rl`")
     password = config.store.password_file.read_text().strip() if config.store.password_file else None
     store = await Store.connect(
         config.store.url, run_id, connect_timeout=config.store.connect_timeout, password=password
     )
     try:
-        await RouterService(config, store).serve(shutdown_event())
+        router = RouterService(config, store)
+        async with PrometheusServer(config.metrics_server, router.metrics) as metrics:
+            router.metrics_address = metrics.address
+            await router.serve(shutdown_event())
     finally:
         await store.close()
 

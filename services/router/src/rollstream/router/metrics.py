@@ -8,6 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rollstream.core.telemetry import names
+
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -48,27 +50,27 @@ class RouterCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         stats = self._stats
         answers = CounterMetricFamily(
-            "rollstream_router_requests", "Answers by source and status.", labels=["source", "status"]
+            names.ROUTER_REQUESTS, "Answers by source and status.", labels=["source", "status"]
         )
         for source, by_status in (("replica", stats.answers), ("router", stats.replies)):
             for status, count in sorted(by_status.items()):
                 answers.add_metric([source, str(status)], count)
         yield answers
-        yield CounterMetricFamily("rollstream_router_retries", "Attempts on another replica.", value=stats.retries)
+        yield CounterMetricFamily(names.ROUTER_RETRIES, "Attempts on another replica.", value=stats.retries)
         yield CounterMetricFamily(
-            "rollstream_router_upstream_failures", "Attempts that a replica failed.", value=stats.upstream_failures
+            names.ROUTER_UPSTREAM_FAILURES, "Attempts that a replica failed.", value=stats.upstream_failures
         )
         yield CounterMetricFamily(
-            "rollstream_router_broken_answers",
+            names.ROUTER_BROKEN_ANSWERS,
             "Answers that broke off after the first byte.",
             value=stats.broken_answers,
         )
-        load = GaugeMetricFamily("rollstream_router_open_requests", "Open requests of this router.", labels=["replica"])
+        load = GaugeMetricFamily(names.ROUTER_OPEN_REQUESTS, "Open requests of this router.", labels=["replica"])
         for replica, count in sorted(self._open().items()):
             load.add_metric([replica], count)
         yield load
         for name, value in self._gauges().items():
-            yield GaugeMetricFamily(f"rollstream_router_{name}", name.replace("_", " "), value=value)
+            yield GaugeMetricFamily(name, name.removeprefix(names.ROUTER + "_").replace("_", " "), value=value)
 
 
 def exposition(registry: CollectorRegistry) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rollstream.router.errors import HTTPError
 
 # Stateless OpenAI-style routes and the token route. Left out on purpose: /v1/load_lora_adapter and its opposite change
@@ -20,7 +22,8 @@ FORWARDED: dict[bytes, tuple[bytes, ...]] = {
     b"/v1/audio/translations": (b"POST",),
     b"/inference/v1/generate": (b"POST",),
 }
-_ONE_MODEL = b"/v1/models/"
+# /v1/models/<id>: nothing in it that a server behind could read as another path.
+_ONE_MODEL = re.compile(rb"/v1/models(/[A-Za-z0-9_@:-][A-Za-z0-9_@:.-]*)+")
 
 OWN: dict[bytes, tuple[bytes, ...]] = {
     b"/health": (b"GET", b"HEAD"),
@@ -46,7 +49,7 @@ def check(method: bytes, path: bytes) -> bool:
         if methods is not None:
             if method in methods:
                 return False
-        elif _names_a_model(path):
+        elif _ONE_MODEL.fullmatch(path):
             methods = (b"GET", b"HEAD")
             if method in methods:
                 return True
@@ -56,9 +59,3 @@ def check(method: bytes, path: bytes) -> bool:
     allowed = b", ".join(methods)
     message = f"{shown} takes {allowed.decode()}, not {method.decode('ascii', 'replace')}."
     raise HTTPError(405, "method_not_allowed", message, headers=((b"allow", allowed),))
-
-
-def _names_a_model(path: bytes) -> bool:
-    """/v1/models/<id>, without anything that a server behind could read as another path."""
-    name = path[len(_ONE_MODEL) :]
-    return path.startswith(_ONE_MODEL) and name != b"" and b".." not in name and b"%" not in name and b"//" not in name

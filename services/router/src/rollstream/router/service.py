@@ -14,6 +14,7 @@ from rollstream.core.config.serving import RouterConfig
 from rollstream.core.errors import UsageError
 from rollstream.core.store import Lease, Store
 from rollstream.core.tasks import TaskOwner
+from rollstream.core.telemetry import names
 from rollstream.router.affinity import Affinity, AffinityAway
 from rollstream.router.app import App
 from rollstream.router.balancer import Balancer
@@ -53,14 +54,15 @@ class RouterService:
             retries=config.retries,
             no_replica_timeout=config.no_replica_timeout,
         )
-        registry = CollectorRegistry()
-        registry.register(RouterCollector(self.stats, self._gauges, lambda: self.balancer.open))
+        self.metrics = CollectorRegistry()
+        self.metrics_address = ""
+        self.metrics.register(RouterCollector(self.stats, self._gauges, lambda: self.balancer.open))
         app = App(
             self.fleet,
             self.balancer,
             proxy,
             draining=lambda: self._server.draining,
-            exposition=lambda: exposition(registry),
+            exposition=lambda: exposition(self.metrics),
             debug=config.log.level == "debug",
         )
         self._server = Server(app, limits, self.stats.count_reply)
@@ -92,10 +94,11 @@ class RouterService:
             bound = await self._server.start(host, port)
         except OSError as error:
             raise UsageError(
-                f"The router cannot listen on {host}:{port}: {error.strerror or error}.",
-                hint="Give --port another value, or 0 to let the OS choose; --host sets the address.",
+                f"the router cannot listen on {host}:{port}: {error.strerror or error}",
+                hint="choose another --port, 0 lets the OS choose; --host sets the address",
             ) from error
-        shown = f"[{host}]" if ":" in host else host
+        # An address that means "every interface" is none that others could connect to.
+        shown = socket.gethostname() if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{bound}"
 
     async def _drain(self) -> None:
@@ -149,7 +152,7 @@ class RouterService:
             id=self.id,
             role="router",
             address=self.address,
-            metrics=self.address,
+            metrics=self.metrics_address or self.address,
             state="draining" if self._server.draining else "ready",
             inflight=sum(self.balancer.open.values()),
             pid=os.getpid(),
@@ -162,8 +165,8 @@ class RouterService:
 
     def _gauges(self) -> Mapping[str, float]:
         return {
-            "ready_replicas": len(self.fleet.view.ready),
-            "connections": len(self._server.connections),
-            "redis_away": float(self.balancer.away),
-            "known_sessions": len(self.balancer.bindings),
+            names.ROUTER_READY_REPLICAS: len(self.fleet.view.ready),
+            names.ROUTER_CONNECTIONS: len(self._server.connections),
+            names.ROUTER_REDIS_AWAY: float(self.balancer.away),
+            names.ROUTER_KNOWN_SESSIONS: len(self.balancer.bindings),
         }

@@ -63,7 +63,7 @@ class Store:
                 **({"password": password} if password is not None else {}),
             )
         except ValueError as error:
-            raise UsageError(f"{shown!r} is not a Redis URL: {error}.", hint="Give redis://host:port/0.") from None
+            raise UsageError(f"{shown!r} is not a Redis URL: {error}", hint="give redis://host:port/0") from None
         redis = Redis(connection_pool=pool)
         try:
             await _ping(redis, shown, connect_timeout)
@@ -88,12 +88,12 @@ async def _ping(redis: Redis, shown: str, connect_timeout: float) -> None:
                 await redis.ping()
             return
         except AuthenticationError as error:
-            hint = "Put the right one into the file that store.password_file names (mode 0600)."
-            raise StoreUnavailable(f"Redis at {shown} refuses the password: {error}.", hint=hint) from None
+            hint = "put the right one into the file that --store.password-file names (mode 0600)"
+            raise StoreUnavailable(f"Redis at {shown} refuses the password: {error}", hint=hint) from None
         except (RedisError, OSError) as error:  # TimeoutError is an OSError
             if loop.time() + 0.2 >= deadline:
-                hint = "Start it there, give another --store.url, or give none to let the launcher start its own."
-                message = f"Redis at {shown} did not answer within {connect_timeout:g} s: {error or 'timed out'}."
+                hint = "start it there, give another --store.url, or give none to let the launcher start its own"
+                message = f"Redis at {shown} did not answer within {connect_timeout:g} s: {error or 'timed out'}"
                 raise StoreUnavailable(message, hint=hint) from None
         await asyncio.sleep(0.2)
 
@@ -106,8 +106,8 @@ async def _refuse_eviction(redis: Redis, shown: str) -> None:
     policy = policy.decode() if isinstance(policy, bytes) else str(policy)
     if policy != "noeviction":
         raise EvictingStore(
-            f"Redis at {shown} has maxmemory-policy {policy}: it would silently drop leases and sessions.",
-            hint="Set it to noeviction (redis-cli CONFIG SET maxmemory-policy noeviction, and in its redis.conf).",
+            f"Redis at {shown} has maxmemory-policy {policy}: it would silently drop leases and sessions",
+            hint="set it to noeviction (redis-cli CONFIG SET maxmemory-policy noeviction, and in its redis.conf)",
         )
 
 

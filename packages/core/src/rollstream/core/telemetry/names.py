@@ -32,6 +32,8 @@ LOSS_REF_KL = "loss/ref_kl"
 MISMATCH_KL = "mismatch_kl/all/mean"
 ENTROPY = "entropy/all/mean"
 MASKED = "masked/all/mean"
+TOKENS = "train/tokens"
+TOKENS_TRAINED = "train/tokens_in_loss"
 GRAD_NORM = "optim/grad_norm"
 LEARNING_RATE = "optim/lr"
 
@@ -39,11 +41,24 @@ LEARNING_RATE = "optim/lr"
 THROUGHPUT = "perf/throughput"
 STEP_TIME = "time/step"
 WAIT_TIME = "time/wait_for_batch"
+FETCH_TIME = "time/fetch_rollouts"
 FORWARD_BACKWARD_TIME = "time/forward_backward"
 PUBLISH_TIME = "time/publish_weights"
 CHECKPOINT_TIME = "time/checkpoint"
 EPISODE_SECONDS = "time/episode"
 COMMIT_SECONDS = "time/between_commits"
+
+# --- router (Prometheus) ---
+ROUTER = "rollstream_router"
+ROUTER_REQUESTS = f"{ROUTER}_requests"
+ROUTER_RETRIES = f"{ROUTER}_retries"
+ROUTER_UPSTREAM_FAILURES = f"{ROUTER}_upstream_failures"
+ROUTER_BROKEN_ANSWERS = f"{ROUTER}_broken_answers"
+ROUTER_OPEN_REQUESTS = f"{ROUTER}_open_requests"
+ROUTER_READY_REPLICAS = f"{ROUTER}_ready_replicas"
+ROUTER_CONNECTIONS = f"{ROUTER}_connections"
+ROUTER_REDIS_AWAY = f"{ROUTER}_redis_away"
+ROUTER_KNOWN_SESSIONS = f"{ROUTER}_known_sessions"
 
 
 def summary(prefix: str, values: npt.NDArray[np.float64]) -> dict[str, float]:
