@@ -1,13 +1,11 @@
 """Checkpoints: shards by torch DCP, the orchestrator's state, and a manifest that is written last.
 
-``checkpoints/step_<n>/{trainer/,orchestrator.msgpack,manifest.json}``. A directory is written under a hidden name and
-renamed when it is complete, so a directory with a manifest whose sizes and hashes hold is whole, and nothing else counts.
+``checkpoints/step_<n>/{trainer/,orchestrator.msgpack,manifest.json}``. A directory is written under a hidden name
+and renamed when it is complete. Only one with a manifest whose sizes and hashes hold counts.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -15,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from rollstream.core import failpoints
 from rollstream.core.errors import RollstreamError
-
+from rollstream.core.run import atomic_write, sync_directory
+from rollstream.core.run.weights import sha256_of
 from rollstream.trainer.model import Policy
 from rollstream.trainer.ranks import Ranks
 
@@ -45,7 +45,7 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds. ``commit`` is the digest of batch ``step``, ``weights`` the content digest of v{step}."""
+    """What a checkpoint holds. ``commit`` is the digest of batch ``step``, ``weights`` that of v{step}."""
 
     step: int
     timeline: int
@@ -73,7 +73,7 @@ def validate(directory: Path) -> CheckpointManifest | None:
         return None
     for entry in manifest.files:
         path = directory / entry.name
-        if not path.is_file() or path.stat().st_size != entry.bytes or _sha256(path) != entry.sha256:
+        if not path.is_file() or path.stat().st_size != entry.bytes or sha256_of(path) != entry.sha256:
             return None
     return manifest
 
@@ -82,8 +82,8 @@ def candidates(root: Path) -> list[tuple[int, Path]]:
     """(step, directory) of everything that looks like a checkpoint, newest first; hidden and foreign names are not."""
     if not root.is_dir():
         return []
-    found = [(int(match[1]), path) for path in root.iterdir() if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
-    return sorted(found, reverse=True)
+    matches = ((_NAME.fullmatch(path.name), path) for path in root.iterdir() if path.is_dir())
+    return sorted(((int(match[1]), path) for match, path in matches if match), reverse=True)
 
 
 def latest(root: Path) -> Found | None:
@@ -116,17 +116,17 @@ class Checkpoints:
             temporary.mkdir(parents=True)
         self._ranks.barrier()
         model, optim = get_state_dict(policy, optimizer)
-        dcp.save({"model": model, "optim": optim}, checkpoint_id=temporary / SHARDS)
+        save({"model": model, "optim": optim}, checkpoint_id=temporary / SHARDS)
         failpoints.hit("mid_checkpoint")
         self._ranks.barrier()
         if self._ranks.is_lead:
-            _write(temporary / ORCHESTRATOR, orchestrator)
+            atomic_write(temporary / ORCHESTRATOR, orchestrator)
             manifest = msgspec.structs.replace(manifest, files=_entries(temporary))
-            _write(temporary / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+            atomic_write(temporary / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
             if final.exists():
                 _discard(final)
             temporary.rename(final)
-            _fsync_directory(self._root)
+            sync_directory(self._root)
             self._thin_out()
         self._ranks.barrier()
         return final
@@ -136,7 +136,7 @@ class Checkpoints:
         model, optim = get_state_dict(policy, optimizer)
         state: dict[str, Any] = {"model": model, "optim": optim}
         try:
-            dcp.load(state, checkpoint_id=found.directory / SHARDS)
+            load(state, checkpoint_id=found.directory / SHARDS)
         except (RuntimeError, ValueError, KeyError, CheckpointException) as error:
             raise CheckpointError(
                 f"checkpoint {found.directory} does not fit this model: {str(error).splitlines()[0]}",
@@ -152,28 +152,7 @@ class Checkpoints:
 
 def _entries(directory: Path) -> tuple[FileEntry, ...]:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    return tuple(FileEntry(str(path.relative_to(directory)), path.stat().st_size, _sha256(path)) for path in files)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    _fsync_directory(path.parent)
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return tuple(FileEntry(str(path.relative_to(directory)), path.stat().st_size, sha256_of(path)) for path in files)
 
 
 def _discard(directory: Path) -> None:

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rollstream.core.errors import EXIT_USAGE, RollstreamError
 from rollstream.core.wire import Array, Branch, Sample
 
 FloatArray = npt.NDArray[np.float32]
 
 
-class BadSample(ValueError):
-    """A committed sample cannot be trained. The message names the rollout, the token and the reason."""
+class BadSample(RollstreamError):
+    """A sample cannot be trained. The message names the rollout, the token and the reason; a restart meets it again."""
+
+    exit_code = EXIT_USAGE
 
 
 @dataclass(frozen=True, eq=False)

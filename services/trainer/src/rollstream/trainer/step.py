@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rollstream.core.config import AdamWConfig, LossConfig, ScheduleConfig
+from rollstream.core.errors import EXIT_USAGE, RollstreamError
 from rollstream.trainer.loss import make_objective, total_loss
 from rollstream.trainer.micro_batch import MicroBatch, build
 from rollstream.trainer.model import Policy
@@ -22,8 +23,10 @@ from rollstream.trainer.samples import TrainSample
 from rollstream.trainer.schedule import lr_factor
 
 
-class NonFinite(RuntimeError):
+class NonFinite(RollstreamError):
     """A loss or a gradient norm is not finite: nothing was updated or published. Names the samples."""
+
+    exit_code = EXIT_USAGE
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class StepResult:
     """What one step measured, over all ranks. Means are over the tokens in a loss component."""
 
     loss: float
+    loss_rl: float
+    loss_ce: float
+    loss_ref_kl: float
     grad_norm: float
     lr: float
     mismatch_kl: float
@@ -118,8 +124,8 @@ class TrainStep:
             if not torch.isfinite(entry.loss):
                 raise NonFinite(
                     f"step {step}: the loss of a micro-batch is {entry.loss.item()}; suspect samples: "
-                    f"{_listed(_suspects(entry))}. Nothing was updated. Look at these rollouts, lower optim.lr or "
-                    "resume from an earlier checkpoint"
+                    f"{_listed(_suspects(entry))}. Nothing was updated",
+                    hint="look at these rollouts, lower optim.lr, or resume from an earlier checkpoint",
                 )
 
     def _clipped_norm(self, step: int, batches: Sequence[MicroBatch]) -> float:
@@ -132,7 +138,8 @@ class TrainStep:
             names = [name for batch in batches for name in batch.names]
             raise NonFinite(
                 f"step {step}: the gradient norm is {value}; samples of this rank: {_listed(names)}. "
-                "Nothing was updated. Lower optim.lr or resume from an earlier checkpoint"
+                "Nothing was updated",
+                hint="lower optim.lr, or resume from an earlier checkpoint",
             )
         if self._optim.max_norm is not None:
             clip_grads_with_norm_(parameters, self._optim.max_norm, norm)
@@ -147,6 +154,9 @@ class TrainStep:
         values = dict(zip([*names, "tokens"], total.tolist(), strict=True))
         return StepResult(
             loss=values["loss"],
+            loss_rl=values["loss_rl"],
+            loss_ce=values["loss_ce"],
+            loss_ref_kl=values["loss_ref_kl"],
             grad_norm=norm,
             lr=lr,
             mismatch_kl=values["mismatch_kl"] / max(1.0, values["compared"]),

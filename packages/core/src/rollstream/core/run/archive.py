@@ -22,6 +22,7 @@ class BatchArchive(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that batch ``step`` was trained on.
 
     ``commit`` and ``notice`` are record bytes, ``rollouts`` maps subjects to record bytes, ``blobs`` sha256 to content.
+    ``checksum`` covers all other fields, so that no flipped byte goes unseen; :func:`write_archive` fills it in.
     """
 
     step: int
@@ -30,6 +31,7 @@ class BatchArchive(msgspec.Struct, frozen=True, kw_only=True):
     rollouts: dict[str, bytes]
     blobs: dict[str, bytes] = {}
     notice: bytes = b""
+    checksum: str = ""
 
     def batch(self) -> Batch:
         """The batch record; raises :class:`ArchiveDamaged`."""
@@ -66,15 +68,23 @@ class BatchArchive(msgspec.Struct, frozen=True, kw_only=True):
 def write_archive(path: Path, archive: BatchArchive) -> None:
     """Write atomically and durably; raises ``DiskFull``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(path, msgspec.msgpack.encode(archive))
+    atomic_write(path, msgspec.msgpack.encode(msgspec.structs.replace(archive, checksum=_checksum(archive))))
+
+
+def _checksum(archive: BatchArchive) -> str:
+    return digest(msgspec.msgpack.encode(msgspec.structs.replace(archive, checksum="")))
 
 
 def read_archive(path: Path) -> BatchArchive:
-    """Read one batch; raises :class:`ArchiveDamaged`. Digests are compared by :meth:`BatchArchive.verify`."""
+    """Read one batch whose checksum holds; raises :class:`ArchiveDamaged`. :meth:`BatchArchive.verify` looks inside."""
+    step = path.stem.replace("_", " ")
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=BatchArchive)
+        archive = msgspec.msgpack.decode(path.read_bytes(), type=BatchArchive)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ArchiveDamaged(f"{path.stem.replace('_', ' ')}: {path} cannot be read ({error})") from error
+        raise ArchiveDamaged(f"{step}: {path} cannot be read ({error})") from error
+    if archive.checksum != _checksum(archive):
+        raise ArchiveDamaged(f"{step}: {path} does not fit its checksum: it was changed after it was written")
+    return archive
 
 
 def archived_steps(directory: Path) -> list[int]:

@@ -80,13 +80,15 @@ def total_loss(
         _select(in_ref, lt), _select(in_ref, streams.inference_logprobs), _select(in_ref, streams.ref_logprobs)
     )
     ref = _select(in_ref, streams.ref_kl_weights * distant.values)
-    total = rl.values.sum() / divisors[0] + ce.sum() / divisors[1] + ref.sum() / divisors[2]
+    parts = rl.values.sum() / divisors[0], ce.sum() / divisors[1], ref.sum() / divisors[2]
+    total = parts[0] + parts[1] + parts[2]
 
     with torch.no_grad():
         compared = in_rl | in_ref
         trained = compared | in_ce
         kl = mismatch_kl(_select(compared, lt), _select(compared, streams.inference_logprobs))
         sums = {
+            "loss_rl": parts[0], "loss_ce": parts[1], "loss_ref_kl": parts[2],
             "compared": compared.sum(), "trained": trained.sum(), "dropped": (rl.dropped & in_rl).sum(),
             "mismatch_kl": _select(compared, kl).double().sum(), "entropy": _select(trained, entropy).double().sum(),
         }
