@@ -36,7 +36,7 @@ def snapshot(tmp_path: Path, facts: Facts = FACTS) -> Snapshot:
         {"step": 1, REWARD: 0.4, "off_policy/mean": 0.0, "off_policy/max": 0},
         {"step": 2, REWARD: 0.6, "off_policy/mean": 0.5, "off_policy/max": 1},
         {"step": 2, "optim/grad_norm": 0.9, "perf/throughput": 1234.5, "time/step": 0.81, "time/wait_for_batch": 0.2},
-        {"step": 3, REWARD: 0.7},
+        {"step": 3, REWARD: 0.7, "pacing/max_lead/seconds": 0.4, "pacing/max_off_policy_steps/seconds": 0.1},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics.refresh()
@@ -57,17 +57,22 @@ def test_a_run_that_has_not_begun_has_no_figures(tmp_path: Path) -> None:
     assert one_line(seen) == "step 0/30 · reward – · lag – (max –) · v0 on no replica · – tok/s · – s/step"
 
 
+def test_the_limit_is_the_one_waited_for_else_the_one_that_held_longest(tmp_path: Path) -> None:
+    assert snapshot(tmp_path).limit == "max_off_policy_steps"
+    assert snapshot(tmp_path, Facts()).limit == "max_lead"
+
+
 def test_one_line_tells_the_longest_wait_and_the_limit(tmp_path: Path) -> None:
     line = one_line(snapshot(tmp_path))
     assert "step 3/30 · reward 0.700 · lag 0.5 (max 1) · v3 on v3 · 1,234 tok/s" in line
-    assert "limit max_off_policy_steps · 1 restarts · trainer waits for batch 5 (4 s)" in line
+    assert "limit max_off_policy_steps · 1 restarts · waits: trainer: batch, batch 5 (4 s)" in line
 
 
 def test_the_screen_shows_who_waits_for_what(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
     console.print(render(snapshot(tmp_path), ["router ended with SIGKILL"]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in ("3/30", "0.700", "trainer waits for batch 5 (4 s)", "max_off_policy_steps", "replica-1 loading v2",
+    for part in ("3/30", "0.700", "trainer: batch, batch 5 (4 s)", "max_off_policy_steps", "replica-1 loading v2",
                  "router ended with SIGKILL", "1,234 tok/s"):  # fmt: skip
         assert part in text
 

@@ -11,8 +11,8 @@ from rollstream.cli.metrics_file import MetricsFile
 from rollstream.cli.plot import eval_rewards
 from rollstream.core.telemetry import names
 
-LIMITS = ("max_lead", "max_off_policy_steps", "max_inflight_episodes", "max_steps")
-"""Wait reasons of the orchestrator that are limits of the configuration."""
+LIMITS = ("max_lead", "max_off_policy_steps", "max_inflight_episodes")
+"""What can hold the orchestrator back by configuration: its wait reasons, and the tails of its pacing metrics."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,6 @@ def take_snapshot(
     """Put the pieces together. ``metrics`` is read as it stands (refresh it first)."""
     rewards = metrics.series(names.REWARD_MEAN)
     trained = [step for step, _ in metrics.series(names.GRAD_NORM)] or [0]
-    limits = [wait.reason for wait in facts.waits if wait.component == "orchestrator" and wait.reason in LIMITS]
     return Snapshot(
         run=run,
         phase=facts.phase,
@@ -116,13 +115,24 @@ def take_snapshot(
         grad_norm=metrics.latest(names.GRAD_NORM),
         mismatch_kl=metrics.latest(names.MISMATCH_KL),
         entropy=metrics.latest(names.ENTROPY),
-        limit=limits[0] if limits else None,
+        limit=binding_limit(metrics, facts),
         members=tuple(facts.members),
         waits=tuple(facts.waits),
         restarts=restarts,
         elapsed=elapsed,
         problem=facts.problem,
     )
+
+
+def binding_limit(metrics: MetricsFile, facts: Facts) -> str | None:
+    """The limit that the orchestrator waits for now; else the one that held it back longest before the last batch."""
+    for wait in facts.waits:
+        if wait.component == "orchestrator" and wait.reason in LIMITS:
+            return wait.reason
+    last = metrics.steps.get(max(metrics.steps, default=0), {})
+    held = {limit: float(last.get(names.limit_seconds(limit), 0.0)) for limit in LIMITS}
+    longest = max(held, key=lambda limit: held[limit])
+    return longest if held[longest] > 0 else None
 
 
 def one_line(snapshot: Snapshot) -> str:
@@ -140,7 +150,7 @@ def one_line(snapshot: Snapshot) -> str:
         parts.append(f"limit {snapshot.limit}")
     if snapshot.restarts:
         parts.append(f"{snapshot.restarts} restarts")
-    parts += [waiting(wait) for wait in longest_waits(snapshot)]
+    parts += [f"waits: {waiting(wait)}" for wait in longest_waits(snapshot)]
     if snapshot.phase not in ("running", "created"):
         parts.insert(0, snapshot.phase)
     return " · ".join(parts)
@@ -153,8 +163,9 @@ def longest_waits(snapshot: Snapshot, count: int = 2) -> list[Wait]:
 
 
 def waiting(wait: Wait) -> str:
-    """"trainer waits for batch 5 (3 s)"."""
-    return f"{wait.component} waits for {wait.detail or wait.reason} ({wait.seconds:.0f} s)"
+    """``trainer: batch, batch 5 (3 s)``: who, for what, in its own words, since when."""
+    detail = f", {wait.detail}" if wait.detail and wait.detail != wait.reason else ""
+    return f"{wait.component}: {wait.reason}{detail} ({wait.seconds:.0f} s)"
 
 
 def versions(members: Sequence[Member]) -> str:
