@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rollstream.cli.metrics_file import MetricsFile
 from rollstream.cli.plot import eval_rewards, plot_reward
+from rollstream.cli.servers import is_served
 from rollstream.core.telemetry import names
 
 HERE = Path(__file__).resolve().parent
@@ -66,6 +67,8 @@ def remove_previous(run_dir: Path) -> None:
         return
     if not (run_dir / "run.json").exists() and any(run_dir.iterdir()):
         sys.exit(f"{run_dir} exists and is not a run; move it away, then try again")
+    if is_served(run_dir / "bus"):
+        sys.exit(f"{run_dir} is running; stop that launch first")
     shutil.rmtree(run_dir)
 
 

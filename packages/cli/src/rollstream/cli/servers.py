@@ -35,6 +35,18 @@ def free_port() -> int:
         return port
 
 
+def is_served(directory: Path) -> bool:
+    """Whether a living process serves (or is about to serve) the data in ``directory``."""
+    try:
+        with (directory / ".lock").open("r") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
 class EmbeddedServer(ABC):
     """A server process with its data in ``directory``.
 
