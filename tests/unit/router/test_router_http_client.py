@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from rollstream.router.flow import Source
 from rollstream.router.http_client import Pool, UpstreamConnection, UpstreamError
-from rollstream.router.http_server import Source
 from rollstream.router.limits import Limits
 
 GET = [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"]

@@ -16,7 +16,8 @@ class TaskOwner:
 
     Lifecycle: enter → ``start`` any number of tasks → the block ends when its body and all tasks have ended.
     Invariants: no task outlives the block; an exception in a task cancels the body and the other tasks and comes out
-    of the block in an exception group (``core.errors.first_cause`` finds it). ``cancel`` ends all tasks, for an orderly stop.
+    of the block in an exception group (``core.errors.first_cause`` finds it). ``cancel`` ends all tasks, for an
+    orderly stop.
     """
 
     def __init__(self) -> None:

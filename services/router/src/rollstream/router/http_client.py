@@ -6,23 +6,15 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import httptools
 
-from rollstream.router.http_server import Source
+from rollstream.router.flow import Sink
 from rollstream.router.limits import Limits
 
 # Response headers that belong to the connection with the replica.
 _HOP_BY_HOP = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"upgrade"))
-
-
-class Sink(Protocol):
-    """Where an answer goes."""
-
-    def write(self, data: bytes) -> None: ...
-
-    def feed_from(self, source: Source | None) -> None: ...
 
 
 class UpstreamError(Exception):

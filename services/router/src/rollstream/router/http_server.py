@@ -10,12 +10,13 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import httptools
 import structlog
 
 from rollstream.router.errors import JSON, HeaderPairs, HTTPError, answer
+from rollstream.router.flow import Source
 from rollstream.router.limits import Limits
 from rollstream.router.requests import Request
 
@@ -23,14 +24,6 @@ log = structlog.get_logger(__name__)
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, zero seconds
-
-
-class Source(Protocol):
-    """Whatever feeds a response; it is paused while the client reads too slowly."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
 
 
 class Phase(enum.Enum):
