@@ -58,5 +58,5 @@ def configure_logging(config: LogConfig, component: str, *, stream: TextIO | Non
     handler = logging.StreamHandler(target)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=shared, processor=renderer))
     logging.basicConfig(level=max(level, logging.INFO), handlers=[handler], force=True)
-    for chatty in ("httpx", "httpcore", "urllib3", "filelock", "nats.aio.client"):
+    for chatty in ("httpx", "httpcore", "urllib3", "filelock", "nats.aio.client", "verifiers"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
