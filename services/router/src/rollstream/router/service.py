@@ -145,7 +145,7 @@ class RouterService:
         while True:
             await self._put_lease()
             self.balancer.refresh_load()
-            await asyncio.sleep(self.config.lease_seconds / 3)
+            await asyncio.sleep(min(1.0, self.config.lease_seconds / 3))
 
     async def _put_lease(self) -> None:
         lease = Lease(
