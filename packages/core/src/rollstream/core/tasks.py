@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+INSIST_SECONDS = 15.0
+"""A task that was cancelled and still runs after this long is cancelled again; longer than any orderly end takes."""
+
 
 class TaskOwner:
     """Owns background tasks: ``async with TaskOwner() as owner: owner.start(work(), "work")``.
@@ -31,7 +34,20 @@ class TaskOwner:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._group.__aexit__(kind, error, trace)
+        insisting = asyncio.create_task(self._insist(), name="insist")
+        try:
+            await self._group.__aexit__(kind, error, trace)
+        finally:
+            insisting.cancel()
+
+    async def _insist(self) -> None:
+        # On Python 3.11 asyncio.wait_for, which libraries use, can swallow a cancellation that meets its result.
+        asked: set[asyncio.Task[Any]] = set()
+        while True:
+            await asyncio.sleep(INSIST_SECONDS)
+            for task in asked & self._tasks:
+                task.cancel()
+            asked = {task for task in self._tasks if task.cancelling()}
 
     def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Runs ``work`` as an owned task."""

@@ -113,7 +113,8 @@ class EngineProcess:
             return
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), STOP_GRACE)
+            async with asyncio.timeout(STOP_GRACE):
+                await process.wait()
         _signal_group(process.pid, signal.SIGKILL)
         await process.wait()
 

@@ -169,7 +169,8 @@ class Replica:
                     delay = self._backoff.delay(failures)
                     failures += 1
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), delay)
+                async with asyncio.timeout(delay):
+                    await self._wake.wait()
 
     async def _load(self, client: EngineClient, target: WeightNotice) -> bool:
         name = f"v{target.version} of timeline {target.timeline}"

@@ -89,16 +89,15 @@ class Bus:
         client = Client()
         try:
             # The client tries for ever by itself (max_reconnect_attempts counts from the first connection on).
-            await asyncio.wait_for(
-                client.connect(
+            async with asyncio.timeout(connect_timeout):
+                await client.connect(
                     url, name=name, token=credentials, error_cb=failed, allow_reconnect=True, max_reconnect_attempts=-1,
                     reconnect_time_wait=1, ping_interval=15, connect_timeout=2, pending_size=64 * 1024 * 1024,
-                ),
-                connect_timeout,
-            )  # fmt: skip
+                )  # fmt: skip
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
             with suppress(Exception):
-                await asyncio.wait_for(client.close(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await client.close()
             reason = str(error) or "no answer"
             raise BusUnavailable(
                 f"NATS at {url} does not answer within {connect_timeout:g} s ({reason})",
@@ -114,7 +113,8 @@ class Bus:
     async def close(self) -> None:
         """Flush and close, within five seconds."""
         try:
-            await asyncio.wait_for(self.client.close(), 5.0)
+            async with asyncio.timeout(5.0):
+                await self.client.close()
         except (TimeoutError, nats.errors.Error, OSError):
             _log.warning("bus did not close in time")
 

@@ -145,4 +145,5 @@ class EpisodeQueue:
         pull, self._pull = self._pull, None
         if pull is not None:
             with suppress(Exception):
-                await asyncio.wait_for(pull.unsubscribe(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await pull.unsubscribe()

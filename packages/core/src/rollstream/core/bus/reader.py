@@ -86,7 +86,8 @@ class Reader:
         if self._pull is None:
             return False
         try:
-            await asyncio.wait_for(self._pull.consumer_info(), 2.0)
+            async with asyncio.timeout(2.0):
+                await self._pull.consumer_info()
         except (APIError, nats.errors.Error, TimeoutError, OSError):
             return False
         return True
@@ -109,13 +110,15 @@ class Reader:
         pull, self._pull = self._pull, None
         if pull is not None:
             with suppress(Exception):
-                await asyncio.wait_for(pull.unsubscribe(), 1.0)
+                async with asyncio.timeout(1.0):
+                    await pull.unsubscribe()
 
     async def close(self) -> None:
         """Remove the consumer; the server forgets it by itself when this fails."""
         pull = self._pull
         if pull is not None:
             with suppress(Exception):
-                info = await asyncio.wait_for(pull.consumer_info(), 1.0)
+                async with asyncio.timeout(1.0):
+                    info = await pull.consumer_info()
                 await self._bus.js.delete_consumer(self._stream, info.name)
         await self._drop()

@@ -44,7 +44,8 @@ class PrometheusServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5.0)
+            async with asyncio.timeout(5.0):
+                head = await reader.readuntil(b"\r\n\r\n")
             found = head.startswith((b"GET /metrics ", b"GET /metrics?"))
             body = generate_latest(self._registry) if found else b"not found: GET /metrics\n"
             kind = CONTENT_TYPE_LATEST if found else "text/plain"
@@ -54,7 +55,8 @@ class PrometheusServer:
                 "Connection: close\r\n\r\n".encode()
                 + body
             )
-            await asyncio.wait_for(writer.drain(), 5.0)
+            async with asyncio.timeout(5.0):
+                await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # a scraper that went away is no event
         finally:
