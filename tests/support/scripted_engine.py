@@ -153,7 +153,7 @@ class ScriptedEngine:
             return _error(403, "this route is for the replica's own agent")
         usage = min(self.in_flight / 256, 1.0)
         return web.json_response(
-            {"version": self.label, "in_flight": self.in_flight, "kv_usage": usage, "waiting": 0}
+            {"version": self.label, "in_flight": self.in_flight, "kv_usage": usage, "waiting": 0, "capacity": 256}
         )
 
     async def load(self, request: web.Request) -> web.Response:

@@ -175,20 +175,24 @@ async def test_a_killed_engine_comes_back_with_the_newest_weights(site: Site) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "message", "status"),
     [
-        ({"bus": {"url": "nats://127.0.0.1:9", "connect_timeout": 0.5}}, "nats://127.0.0.1:9"),
-        ({"store": {"url": "redis://127.0.0.1:9/0", "connect_timeout": 0.5}}, "127.0.0.1:9"),
-        ({"model": {"name": "/no/such/model"}}, "/no/such/model"),
-        ({"run_dir": "/no/such/run"}, "/no/such/run"),
-        ({"vllm": {"logprobs_mode": "raw_logits"}}, "inference.vllm.logprobs_mode"),
+        ({"bus": {"url": "nats://127.0.0.1:9", "connect_timeout": 0.5}}, "nats://127.0.0.1:9", 2),
+        ({"store": {"url": "redis://127.0.0.1:9/0", "connect_timeout": 0.5}}, "127.0.0.1:9", 2),
+        ({"model": {"name": "/no/such/model"}}, "/no/such/model", 2),
+        ({"run_dir": "/no/such/run"}, "/no/such/run", 2),
+        ({"vllm": {"logprobs_mode": "raw_logits"}}, "inference.vllm.logprobs_mode", 2),
+        ({"engine_command": ["/no/such/program"]}, "cannot start /no/such/program", 1),
+        ({"engine_command": [sys.executable, "-c", "exit('no engine today')"]}, "no engine today", 1),
     ],
-    ids=["bus", "store", "model", "run", "argument"],
+    ids=["bus", "store", "model", "run", "argument", "program", "engine"],
 )
-async def test_bad_input_ends_with_a_message_and_status_2(site: Site, settings: dict[str, Any], message: str) -> None:
+async def test_it_ends_with_a_message_when_it_cannot_start(
+    site: Site, settings: dict[str, Any], message: str, status: int
+) -> None:
     async with site.agent(**settings) as process:
         assert process.stdout is not None
         output = (await asyncio.wait_for(process.stdout.read(), 20)).decode()
-        assert await process.wait() == 2
+        assert await process.wait() == status
     assert message in output
     assert "Traceback" not in output

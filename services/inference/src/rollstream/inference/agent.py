@@ -38,6 +38,7 @@ class Load:
 
     inflight: int = 0
     kv_usage: float = 0.0
+    capacity: int = 0
 
 
 class Agent:
@@ -103,7 +104,8 @@ class Agent:
             await self._measure()
             await self._put_lease()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._config.heartbeat)
+                async with asyncio.timeout(self._config.heartbeat):
+                    await self._changed.wait()
 
     async def _measure(self) -> None:
         client = self.replica.client
@@ -112,7 +114,7 @@ class Agent:
         else:
             with contextlib.suppress(EngineRefused):
                 status = await client.status(timeout=STORE_SECONDS)
-                self._load = Load(int(status["in_flight"]), float(status["kv_usage"]))
+                self._load = Load(int(status["in_flight"]), float(status["kv_usage"]), int(status["capacity"]))
         self.metrics.observe(self.replica, self._load.inflight, self._load.kv_usage)
 
     def lease(self) -> Lease:
@@ -127,7 +129,7 @@ class Agent:
             state=self.replica.state,
             timeline=loaded.timeline if loaded else 0,
             version=loaded.version if loaded else -1,
-            capacity=int(self._config.vllm.get("max_num_seqs") or self._config.vllm.get("max-num-seqs") or 0),
+            capacity=self._load.capacity,
             inflight=self._load.inflight,
             kv_usage=self._load.kv_usage,
             pid=os.getpid(),

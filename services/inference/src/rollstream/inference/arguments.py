@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -83,6 +84,8 @@ def engine_arguments(config: InferenceConfig, cpu: bool) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "trust_remote_code": config.model.trust_remote_code or None,
         "max_model_len": config.seq_len,
+        # vLLM's default is 0 everywhere: replicas would draw the same samples for the same prompts.
+        "seed": secrets.randbelow(2**31),
         # A model directory's own top_k, top_p and temperature must not reach training samples.
         "generation_config": "vllm",
         "disable_log_stats": True,

@@ -30,7 +30,7 @@ class EngineClient:
         await self._call("GET", "/liveness", timeout)
 
     async def status(self, timeout: float) -> dict[str, Any]:
-        """``version`` (label), ``in_flight``, ``waiting``, ``kv_usage``."""
+        """``version`` (label), ``in_flight``, ``waiting``, ``kv_usage``, ``capacity`` (sequences at once)."""
         return await self._call("GET", "/rollstream/status", timeout)
 
     async def load(self, directory: Path, timeline: int, version: int, digest: str, timeout: float) -> float:

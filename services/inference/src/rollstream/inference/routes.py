@@ -121,6 +121,7 @@ class Routes:
             "in_flight": served.engine.get_num_unfinished_requests(),
             "kv_usage": served.load.kv_usage,
             "waiting": served.load.waiting,
+            "capacity": served.engine.scheduler_config.max_num_seqs,
         }
         await _respond(send, 200, msgspec.json.encode(status))
 
