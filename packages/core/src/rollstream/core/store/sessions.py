@@ -42,9 +42,14 @@ _CHOOSE = (
 prune(32)
 local session, router = ARGV[1], ARGV[2]
 local mine, first = LOADS .. router, 7 + 2 * ARGV[6]
+local function keep_load()  -- also when no replica is left: load that nothing expires would stand for ever
+  redis.call('PEXPIRE', mine, ARGV[4])
+  redis.call('ZADD', ROUTERS, now + ARGV[4], router)
+end
 for i = 7, first - 1, 2 do
   if redis.call('HINCRBY', mine, ARGV[i], ARGV[i + 1]) <= 0 then redis.call('HDEL', mine, ARGV[i]) end
 end
+if first > 7 then keep_load() end
 local excluded = {}
 for i = first, #ARGV do excluded[ARGV[i]] = true end
 local candidates, is = {}, {}
@@ -90,8 +95,7 @@ if session ~= '' then
   redis.call('ZADD', SESSIONS, now + ARGV[3], session)
 end
 redis.call('HINCRBY', mine, chosen, 1)
-redis.call('PEXPIRE', mine, ARGV[4])
-redis.call('ZADD', ROUTERS, now + ARGV[4], router)
+keep_load()
 return {chosen, home == chosen and 1 or 0}
 """
 )
