@@ -110,7 +110,7 @@ class Machine(RuleBasedStateMachine):
             self.store.sessions.choose(
                 session, router=router, exclude=exclude, preferred=preferred, changes=changes,
                 ttl=SHORT if brief == "session" else LONG, load_ttl=SHORT if brief == "load" else LONG,
-            )  # fmt: skip
+            )
         )
         assert chosen == self.model.choose(session, router, exclude, preferred, changes)
         if brief is not None:
