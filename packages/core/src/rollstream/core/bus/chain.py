@@ -108,10 +108,11 @@ class CommitChain:
         subject = self._bus.subjects.commits
         expected = self.head.seq
         # The payload is flushed before the failpoint, so that the server has it while this process dies.
-        if failpoints.armed("after_commit_before_ack") and isinstance(record, Batch):
-            headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(expected)}
-            await self._bus.client.publish(subject, data, headers=headers)
-            await self._bus.client.flush()
+        if isinstance(record, Batch):
+            if failpoints.armed("after_commit_before_ack"):
+                headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(expected)}
+                await self._bus.client.publish(subject, data, headers=headers)
+                await self._bus.client.flush()
             failpoints.hit("after_commit_before_ack")
 
         async def attempt() -> int:
