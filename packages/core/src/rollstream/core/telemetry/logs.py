@@ -12,22 +12,44 @@ from structlog.types import EventDict, Processor, WrappedLogger
 
 from rollstream.core.config import LogConfig
 
-_SECRET_KEY = re.compile(r"(password|passwd|token|secret|api_?key|credential)s?$", re.IGNORECASE)
-_URL_PASSWORD = re.compile(r"(\w+://[^/\s:@]*):([^/\s@]+)@")
+_SECRET_WORD = r"(?:password|passwd|token|secret|api[_-]?key|credential|authorization|cookie)"
+_SECRET_KEY = re.compile(rf"{_SECRET_WORD}s?$", re.IGNORECASE)
 HIDDEN = "…"
+_IN_TEXT: tuple[tuple[re.Pattern[str], str], ...] = (
+    # Everything before the @ of a URL: a NATS token stands alone there, without a colon.
+    (re.compile(r"(\w+://)[^/\s'\"]+@"), rf"\1{HIDDEN}@"),
+    (re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]+", re.IGNORECASE), rf"\1 {HIDDEN}"),
+    # key=value and "key": "value", with a value that is too long to be a count.
+    (re.compile(rf"({_SECRET_WORD}['\"]?\s*[=:]\s*['\"]?)(?!Bearer |Basic )[^\s'\",)}}\]]{{6,}}", re.IGNORECASE),
+     rf"\1{HIDDEN}"),
+)  # fmt: skip
 
 
-def redact(value: Any) -> Any:
-    """``value`` with passwords in URLs hidden; other types pass."""
-    return _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", value) if isinstance(value, str) else value
+def redact(value: Any, key: str = "") -> Any:
+    """``value`` fit for a log line: text under the name of a secret and secrets inside text are hidden.
+
+    Numbers pass (a count such as ``output_tokens`` is no secret), containers are taken apart, anything else becomes
+    text, so that no ``repr`` can bring a secret in later.
+    """
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {name: redact(item, str(name)) for name, item in value.items()}
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):  # a header
+        return [redact(value[0], key), redact(value[1], value[0])]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [redact(item, key) for item in value]
+    if _SECRET_KEY.search(key):
+        return HIDDEN
+    text = str(value)
+    for pattern, kept in _IN_TEXT:
+        text = pattern.sub(kept, text)
+    return text
 
 
 def _redact_event(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    for key, value in event.items():
-        # Counts such as output_tokens are no secrets: only text can be one.
-        hidden = isinstance(value, str) and _SECRET_KEY.search(key) is not None
-        event[key] = HIDDEN if hidden else redact(value)
-    return event
+    # Names that begin with _ are structlog's own and never rendered.
+    return {key: value if key.startswith("_") else redact(value, key) for key, value in event.items()}
 
 
 def configure_logging(config: LogConfig, component: str, *, stream: TextIO | None = None) -> None:
@@ -45,7 +67,9 @@ def configure_logging(config: LogConfig, component: str, *, stream: TextIO | Non
     renderer: Processor = (
         structlog.processors.JSONRenderer()
         if config.json_lines
-        else structlog.dev.ConsoleRenderer(colors=target.isatty(), pad_event_to=0)
+        else structlog.dev.ConsoleRenderer(
+            colors=target.isatty(), pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        )
     )
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(component=component)

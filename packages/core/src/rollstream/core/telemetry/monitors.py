@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Literal, Protocol
 
 import structlog
 
 from rollstream.core.config import MonitorsConfig, WandbMonitorConfig
+
+WANDB_START_SECONDS = 30
+WANDB_CLOSE_SECONDS = 15.0
 
 _log = structlog.get_logger(__name__)
 
@@ -29,18 +34,26 @@ class FileMonitor:
     """Appends one JSON object a line with ``step`` and ``time`` to metrics.jsonl.
 
     Several processes write one file: each line is a single O_APPEND write, so lines never mix. Values that are not
-    finite are written as null.
+    finite are written as null. A line that a crash or a full disk cut off is ended first, so that it takes no other
+    with it.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one line."""
-        values = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        line = json.dumps({"step": step, "time": round(time.time(), 3), **values}) + "\n"
-        os.write(self._descriptor, line.encode())
+        """Write one line; ``OSError`` when it could not be written whole."""
+        values = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
+        line = json.dumps({"step": step, "time": round(time.time(), 3), **values}).encode() + b"\n"
+        if self._torn():
+            line = b"\n" + line
+        if os.write(self._descriptor, line) != len(line):
+            raise OSError("no room for the line")
+
+    def _torn(self) -> bool:
+        size = os.fstat(self._descriptor).st_size
+        return size > 0 and os.pread(self._descriptor, 1, size - 1) != b"\n"
 
     def close(self) -> None:
         """Close the file."""
@@ -50,8 +63,10 @@ class FileMonitor:
 class WandbMonitor:
     """One W&B run that all processes of a run share (``wandb_id`` names it).
 
-    The API key comes from W&B's own environment or files and is never read here. Raises whatever W&B raises at start;
-    :class:`MonitorGroup` turns that into a warning.
+    Lifecycle: starts, takes metrics and finishes on one thread of its own, so that W&B (its start waits 30 s for a
+    server that is away) never holds up the caller; :meth:`close` waits for it, with a deadline.
+    Invariants: a failure is one warning, after which metrics are dropped. The API key comes from W&B's own environment
+    or files and is never read here. Raises ``ImportError`` where wandb is not installed.
     """
 
     def __init__(
@@ -62,30 +77,51 @@ class WandbMonitor:
         offline = config.offline or os.environ.get("WANDB_MODE") == "offline"
         # Two offline writers cannot share a run: each records its own, under the same id, for one later sync.
         mode: Literal["offline", "shared"] = "offline" if offline else "shared"
-        self._run = wandb.init(
+        self._start: Callable[[], Any] = lambda: wandb.init(
             project=config.project, entity=config.entity, name=config.name or name, id=wandb_id, dir=str(directory),
             mode=mode, resume=None if offline else "allow",
             settings=wandb.Settings(
-                init_timeout=30, console="off", x_label=label, x_primary=primary or offline, silent=True,
-                x_update_finish_state=primary, disable_git=True, save_code=False,
+                init_timeout=WANDB_START_SECONDS, console="off", x_label=label, x_primary=primary or offline,
+                silent=True, x_update_finish_state=primary, disable_git=True, save_code=False,
             ),
         )  # fmt: skip
+        self._waiting: SimpleQueue[dict[str, float] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand the metrics to W&B's own process."""
-        # The step is a value of its own: processes of one run log out of order, and W&B drops steps that go back.
-        self._run.log({"step": step, **metrics})
+        """Hand the metrics over."""
+        if self._thread.is_alive():
+            # The step is a value of its own: processes of one run log out of order, and W&B drops steps that go back.
+            self._waiting.put({"step": step, **metrics})
 
     def close(self) -> None:
         """Finish this process's part."""
-        self._run.finish()
+        self._waiting.put(None)
+        self._thread.join(WANDB_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            raise TimeoutError(f"W&B did not take the last metrics within {WANDB_CLOSE_SECONDS:g} s")
+
+    def _work(self) -> None:
+        try:
+            run = self._start()
+            while (metrics := self._waiting.get()) is not None:
+                run.log(metrics)
+            run.finish()
+        except Exception as error:
+            _warn("wandb", "go on", error)
 
 
 class MonitorGroup:
-    """All monitors of one process. Invariant: a monitor that fails is dropped with a warning; nothing is raised."""
+    """All monitors of one process.
+
+    Invariants: nothing is raised. A monitor that does not start is left out; one that fails later is tried again with
+    the next metrics (a disk is freed, a server comes back). Each failure in a row is warned about once.
+    """
 
     def __init__(self, monitors: Mapping[str, Callable[[], Monitor]]) -> None:
         self._monitors: dict[str, Monitor] = {}
+        self._failing: set[str] = set()
         for name, build in monitors.items():
             try:
                 self._monitors[name] = build()
@@ -121,23 +157,34 @@ class MonitorGroup:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give ``metrics`` of ``step`` to every monitor."""
-        for name in list(self._monitors):
+        for name in self._monitors:
             self._attempt(name, "log", lambda monitor: monitor.log(step, metrics))
 
     def close(self) -> None:
         """Close every monitor."""
-        for name in list(self._monitors):
+        for name in self._monitors:
             self._attempt(name, "close", lambda monitor: monitor.close())
         self._monitors.clear()
 
     def _attempt(self, name: str, verb: str, action: Callable[[Monitor], Any]) -> None:
         try:
             action(self._monitors[name])
+            self._failing.discard(name)
         except Exception as error:
-            del self._monitors[name]
-            _warn(name, verb, error)
+            if name not in self._failing:
+                self._failing.add(name)
+                _warn(name, verb, error)
+
+
+_WAY_OUT = {
+    "file": "free some space; lines are written again as soon as there is room",
+    "wandb": "see wandb/debug.log in the run directory; `wandb login`, WANDB_API_KEY, or wandb.offline = true",
+}
 
 
 def _warn(name: str, verb: str, error: Exception) -> None:
     # Only the type: the message of an authentication error may quote a key.
-    _log.warning(f"the {name} monitor failed to {verb}; training goes on without it", error=type(error).__name__)
+    _log.warning(
+        f"the {name} monitor failed to {verb}; training goes on without it",
+        error=type(error).__name__, hint=_WAY_OUT.get(name, ""),
+    )  # fmt: skip
