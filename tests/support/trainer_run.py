@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -24,14 +25,12 @@ from rollstream.core.wire import (
     Rollout,
     Sample,
     VersionSpan,
-    digest,
-    encode,
 )
 from support.tiny_model import make_tiny_model
 
 
 def make_rollout(step: int, member: int, *, vocab: int = 100, long: bool = False) -> Rollout:
-    """A seeded rollout of v{step − 1}: 4 prompt tokens, 4–16 sampled ones (``long``: so many that arrays are spilled)."""
+    """A seeded rollout of v{step − 1}: 4 prompt tokens, 4–16 sampled ones (``long``: its arrays are spilled)."""
     generator = np.random.default_rng((step, member))
     count = 60_000 if long else int(generator.integers(4, 17))
     length = 4 + count
@@ -49,6 +48,25 @@ def make_rollout(step: int, member: int, *, vocab: int = 100, long: bool = False
     )
 
 
+MEMBERS = 4
+
+
+def make_sample(subject: str, digest: str, rollout: Rollout, member: int, poison: float | None = None) -> Sample:
+    """The sample of ``rollout``: advantages of alternating sign on its sampled tokens."""
+    sampled = rollout.branches[0].sampled.numpy()
+    value = (-1.0) ** member if poison is None or member else poison
+    return Sample(subject=subject, digest=digest, branch=0, advantages=Array.of(np.where(sampled, value, 0), "<f4"))
+
+
+def tiny_settings(tmp_path: Path) -> dict[str, Any]:
+    """Trainer settings for tests, with a tiny model made on the spot."""
+    make_tiny_model(tmp_path / "model", layers=1, hidden=32)
+    return {
+        "model": {"name": str(tmp_path / "model")}, "max_steps": 4, "seq_len": 64, "threads": 1,
+        "optim": {"lr": 1e-3}, "ckpt": {"interval": 2},
+    }
+
+
 class Committer:
     """Writes rollouts and commits batches, as an orchestrator does. ``open`` takes the chain with a new epoch."""
 
@@ -63,7 +81,7 @@ class Committer:
         await chain.take("test")
         return cls(bus, chain)
 
-    async def commit(self, *, members: int = 4, long: bool = False, poison: float | None = None) -> Batch:
+    async def commit(self, *, members: int = MEMBERS, long: bool = False, poison: float | None = None) -> Batch:
         """Commit the next batch; ``poison`` replaces the first sample's advantages."""
         step = self.chain.head.step + 1
         samples, last = [], 0
@@ -71,14 +89,7 @@ class Committer:
             rollout = make_rollout(step, member, long=long and member == 0)
             result = await self.bus.put_once(self.bus.subjects.rollout("train", rollout.group, member), rollout)
             last = max(last, result.stored.seq)
-            shape = rollout.branches[0].sampled.shape
-            value = (-1.0) ** member if poison is None or member else poison
-            samples.append(
-                Sample(
-                    subject=result.stored.subject, digest=result.stored.digest, branch=0,
-                    advantages=Array.of(np.where(np.arange(*shape) >= 4, value, 0), "<f4"),
-                )
-            )
+            samples.append(make_sample(result.stored.subject, result.stored.digest, rollout, member, poison))
         batch = Batch(
             step=step, version=step - 1, samples=tuple(samples), state=OrchestratorState(low_water=last + 1),
             metrics={"train/agg/effective/agent/reward/mean": 0.5, "off_policy/mean": 1.0},
@@ -102,13 +113,11 @@ class TrainerRun:
     @classmethod
     def create(cls, tmp_path: Path, nats: str, redis: str, **settings: Any) -> TrainerRun:
         run = RunDir.create(tmp_path / "run")
-        make_tiny_model(tmp_path / "model", layers=1, hidden=32)
-        defaults: dict[str, Any] = {
-            "model": {"name": str(tmp_path / "model")}, "run_dir": str(run.path), "max_steps": 4, "seq_len": 64,
-            "threads": 1, "optim": {"lr": 1e-3}, "ckpt": {"interval": 2}, "bus": {"url": nats, "connect_timeout": 5},
-            "store": {"url": redis, "connect_timeout": 5},
-        }
-        return cls(run.path, run.run_id, nats, redis, {**defaults, **settings})
+        servers = {"bus": {"url": nats, "connect_timeout": 5}, "store": {"url": redis, "connect_timeout": 5}}
+        return cls(
+            run.path, run.run_id, nats, redis,
+            {**tiny_settings(tmp_path), **servers, "run_dir": str(run.path), **settings},
+        )
 
     @property
     def config_file(self) -> Path:
@@ -117,7 +126,7 @@ class TrainerRun:
     def start(self, *, failpoint: str = "", **settings: Any) -> subprocess.Popen[str]:
         config = TrainerConfig.model_validate({**self.settings, **settings})
         self.config_file.parent.mkdir(parents=True, exist_ok=True)
-        self.config_file.write_text(config.model_dump_json(exclude_none=True))
+        self.config_file.write_text(config.model_dump_json())
         self.process = self._spawn("rollstream.trainer.main", "@", str(self.config_file), failpoint=failpoint)
         return self.process
 
@@ -156,13 +165,42 @@ class TrainerRun:
 
 async def until_version(bus: Bus, version: int, timeout: float = 60.0) -> None:
     """Wait until v{version} is announced."""
-    import asyncio
-
     ends = time.monotonic() + timeout
     while await bus.weights.get(1, version) is None:
         assert time.monotonic() < ends, f"v{version} was not announced within {timeout} s"
         await asyncio.sleep(0.05)
 
 
-def record_digest(batch: Batch) -> str:
-    return digest(encode(batch))
+def train_in_process(directory: Path, steps: int) -> str:
+    """Content digest of the weights that :class:`Committer`'s first ``steps`` batches make, trained right here."""
+    import torch
+
+    from rollstream.core.config import ModelConfig
+    from rollstream.trainer.model import Policy
+    from rollstream.trainer.ranks import Ranks
+    from rollstream.trainer.samples import TrainSample
+    from rollstream.trainer.state import full_state
+    from rollstream.trainer.step import TrainStep
+    from rollstream.trainer.weights import digest_of
+
+    config = TrainerConfig.model_validate(tiny_settings(directory))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        policy = Policy.load(ModelConfig(name=config.model.name))
+        step = TrainStep(
+            policy, Ranks.alone(), seq_len=config.seq_len, loss=config.loss, optim=config.optim,
+            schedule=config.schedule, max_steps=config.max_steps,
+        )
+        for number in range(1, steps + 1):
+            rollouts = [make_rollout(number, member) for member in range(MEMBERS)]
+            samples = [
+                TrainSample.from_wire(make_sample("s", "", rollout, member), rollout.branches[0])
+                for member, rollout in enumerate(rollouts)
+            ]
+            step.fit(number, samples)
+    finally:
+        torch.set_num_threads(threads)
+    scratch = directory / "scratch"
+    scratch.mkdir()
+    return digest_of(full_state(policy, sharded=False), scratch)

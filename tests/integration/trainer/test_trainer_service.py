@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.independent_reader import audit_run
-from support.trainer_run import Committer, TrainerRun, until_version
 
 from rollstream.cli.servers import EmbeddedNats, EmbeddedRedis
 from rollstream.core.bus import Bus, Phase
 from rollstream.core.store import Store
+from support.independent_reader import audit_run
+from support.trainer_run import Committer, TrainerRun, train_in_process, until_version
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -33,6 +33,12 @@ async def committer(trainer: TrainerRun) -> AsyncIterator[Committer]:
     bus = await Bus.connect(trainer.nats, trainer.run_id, name="test", connect_timeout=10)
     yield await Committer.open(bus)
     await bus.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of v4 when the same four batches are trained in this process, without bus, crash or checkpoint."""
+    return train_in_process(tmp_path_factory.mktemp("undisturbed"), steps=4)
 
 
 async def end_run(committer: Committer) -> None:
@@ -114,22 +120,20 @@ async def test_replay_rebuilds_the_weights_and_names_a_damaged_step(trainer: Tra
     ],
 )
 async def test_killed_anywhere_the_run_completes_with_the_same_weights(
-    trainer: TrainerRun, committer: Committer, failpoint: str
+    trainer: TrainerRun, committer: Committer, undisturbed: str, failpoint: str
 ) -> None:
     for _ in range(4):
         await committer.commit()
     await end_run(committer)
     trainer.start(failpoint=failpoint)
     code, output = await asyncio.to_thread(trainer.finish)
-    assert code == 128 + signal.SIGKILL, output
+    assert code == -signal.SIGKILL, output
     trainer.start()
     await finished(trainer)
     await audited(trainer, 4)
+    assert trainer.manifest(4)["digest"] == undisturbed
     steps = [row["step"] for row in trainer.metrics()]
     assert sorted(set(steps)) == [1, 2, 3, 4] and len(steps) <= 5
-    code, output = await asyncio.to_thread(trainer.replay, "--verify")
-    assert code == 0, output
-    assert trainer.manifest(4)["digest"] in output
 
 
 async def test_a_replay_that_diverges_from_what_was_announced_stops(
@@ -138,7 +142,7 @@ async def test_a_replay_that_diverges_from_what_was_announced_stops(
     for _ in range(3):
         await committer.commit()
     trainer.start(failpoint="after_notice:3")  # v0, v1 and v2 are out
-    assert (await asyncio.to_thread(trainer.finish))[0] == 128 + signal.SIGKILL
+    assert (await asyncio.to_thread(trainer.finish))[0] == -signal.SIGKILL
     trainer.start(optim={"lr": 5e-3})
     code, output = await asyncio.to_thread(trainer.finish)
     assert code == 2 and "v1 of timeline 1 was announced with digest" in output, output
@@ -197,13 +201,10 @@ async def test_a_checkpoint_can_be_asked_for(trainer: TrainerRun, committer: Com
 
 
 async def test_without_checkpoints_the_chain_is_archived_at_the_end(trainer: TrainerRun, committer: Committer) -> None:
-    del trainer.settings["ckpt"]
-    trainer.settings["max_steps"] = 2
-    process_settings = {"ckpt": None}
     for _ in range(2):
         await committer.commit()
     await end_run(committer)
-    trainer.start(**process_settings)
+    trainer.start(ckpt=None, max_steps=2)
     await finished(trainer)
     assert not (trainer.path / "checkpoints").exists()
     await audited(trainer, 2)

@@ -1,7 +1,8 @@
 """Entry point of the trainer: configuration in, ranks out.
 
 ``rollstream-trainer @ trainer.toml`` checks what can be checked before torch is imported, then starts ``nproc`` ranks
-by torchrun's launcher. The ranks themselves are ``python -m rollstream.trainer.rank``.
+(``python -m rollstream.trainer.rank``) by torchrun's launcher. A single rank runs in this process: a launcher beside it
+would only cost its memory and the seconds of a second import of torch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rollstream.core.errors import UsageError, run_main
 from rollstream.core.run import RunDir
 from rollstream.core.telemetry import configure_logging
 from rollstream.trainer.connect import connect_bus, connect_store
+from rollstream.trainer.leave import end
 
 
 def check(config: TrainerConfig) -> None:
@@ -49,6 +51,10 @@ def main() -> int:
         config = load_config(TrainerConfig, arguments, prog="rollstream-trainer")
         configure_logging(config.log, "trainer")
         check(config)
+        if config.nproc == 1:
+            from rollstream.trainer.rank import train
+
+            return train(config)
         from rollstream.trainer.launch import launch_ranks
 
         return launch_ranks("rollstream.trainer.rank", arguments, config.nproc)
@@ -56,5 +62,10 @@ def main() -> int:
     return run_main(start)
 
 
+def run() -> None:
+    """The console script: :func:`main`, then leave without waiting for threads."""
+    end(main)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import os
 import sys
-import traceback
 from collections.abc import AsyncIterator
 
 import structlog
 import torch
 from prometheus_client import CollectorRegistry
+from transformers.utils import logging
 
 from rollstream.core.bus import Bus, ChainBroken, DigestMismatch
 from rollstream.core.config import TrainerConfig
@@ -30,6 +30,7 @@ from rollstream.trainer.fake_data import train_on_fake_data
 from rollstream.trainer.follow import Follower
 from rollstream.trainer.gauges import Gauges
 from rollstream.trainer.lead import Lead
+from rollstream.trainer.leave import end
 from rollstream.trainer.loop import RankLoop
 from rollstream.trainer.measure import logged_steps
 from rollstream.trainer.presence import Presence
@@ -130,37 +131,31 @@ async def _lead(
         await store.close()
 
 
+def train(config: TrainerConfig) -> int:
+    """Run this process as the rank that its environment says it is; returns the exit code."""
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if config.fake_data is not None:
+        return train_on_fake_data(config, deterministic=is_deterministic(config))
+    try:
+        return asyncio.run(run(config))
+    except Exception as error:
+        cause = first_cause(error)
+        if isinstance(cause, FATAL):
+            raise Fatal(str(cause)) from error
+        raise
+
+
 def main() -> int:
-    """Run one rank; returns its exit code."""
+    """One of several ranks, under torchrun."""
 
     def start() -> int:
         config = load_config(TrainerConfig, sys.argv[1:], prog="rollstream-trainer")
         configure_logging(config.log, "trainer")
-        if config.fake_data is not None:
-            return train_on_fake_data(config, deterministic=is_deterministic(config))
-        try:
-            return asyncio.run(run(config))
-        except Exception as error:
-            cause = first_cause(error)
-            if isinstance(cause, FATAL):
-                raise Fatal(str(cause)) from error
-            raise
+        return train(config)
 
+    leash.hold_to_parent()
     return run_main(start)
 
 
-def end(code: int) -> None:
-    """Leave at once: a compute thread that waits in a collective for a dead rank must not hold this process."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    leash.hold_to_parent()
-    try:
-        result = main()
-    except BaseException:
-        traceback.print_exc()
-        result = 1
-    end(result)
+    end(main)

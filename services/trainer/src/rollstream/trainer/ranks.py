@@ -10,14 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 
 
 @dataclass(frozen=True)
 class Ranks:
     """This process among ``world`` ranks on ``device``.
 
-    Lifecycle: :meth:`alone` needs no process group; :meth:`join` reads torchrun's environment and opens one, which
-    :meth:`leave` closes. Control traffic runs over gloo on CPU tensors also where gradients travel by NCCL.
+    Lifecycle: :meth:`alone` needs no process group; :meth:`join` reads torchrun's environment (without one: a world
+    of 1) and opens one, which :meth:`leave` closes. Control traffic runs over gloo on CPU tensors also where gradients
+    travel by NCCL.
     """
 
     rank: int
@@ -36,9 +38,12 @@ class Ranks:
         if cuda:
             torch.cuda.set_device(local_rank)
         device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=datetime.timedelta(seconds=timeout)
-        )
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        deadline = datetime.timedelta(seconds=timeout)
+        if "RANK" in os.environ:
+            dist.init_process_group(backend, timeout=deadline)
+        else:
+            dist.init_process_group(backend, timeout=deadline, store=HashStore(), rank=0, world_size=1)
         return cls(dist.get_rank(), dist.get_world_size(), device)
 
     def leave(self) -> None:
