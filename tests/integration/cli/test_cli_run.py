@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -117,3 +120,40 @@ def test_any_component_may_die(victim: str, model: Path, tmp_path: Path) -> None
         assert launch.alive() == []
         assert f"{victim} ended with SIGKILL" in launch.text()
     assert sorted(set(steps_of(run))) == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 MiB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=96m", "tmpfs", str(directory)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small tmpfs needs privileges: {mounted.stderr.strip()}")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_a_disk_that_fills_up_fails_the_run_and_resume_goes_on(model: Path, tmp_path: Path, disk: Path) -> None:
+    run = disk / "run"
+    where = ["--output-dir", str(disk)]
+    with launched(*arguments(model, 40, *where, token_delay=0.02), cwd=tmp_path) as launch:
+        launch.until(lambda: len(steps_of(run)) >= 2, 180)
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(64 * 1024))
+        code = launch.wait(120)
+        assert launch.alive() == []
+    assert code != 0 and "free some space" in launch.text(), launch.text()
+    assert "Traceback" not in launch.text()
+    filler.unlink()
+    done = max(steps_of(run))
+    assert done < 40
+    code, output = run_to_end(*arguments(model, 40, *where, "--resume"), cwd=tmp_path, timeout=240)
+    assert code == 0, output
+    assert sorted(set(steps_of(run))) == list(range(1, 41))

@@ -57,7 +57,7 @@ class RestartPolicy:
         if code == 0 and self.finite:
             return Ended()
         if code == EXIT_USAGE:
-            return GiveUp("it refused its input", EXIT_USAGE)
+            return GiveUp("it cannot work with what it was given", EXIT_USAGE)
         if code == EXIT_STALE:
             return GiveUp("another writer has taken this run over", EXIT_STALE)
         self._restarts = [at for at in self._restarts if now - at < WINDOW]
