@@ -18,8 +18,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import IO
 
-from rollstream.cli.launcher.leash import hold_to
 from rollstream.core.errors import UsageError
+from rollstream.core.leash import hold_to
 
 READY_SECONDS = 20.0
 PORT_ATTEMPTS = 5

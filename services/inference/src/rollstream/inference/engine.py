@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 from rollstream.core.config import InferenceConfig
+from rollstream.core.leash import hold_to
 from rollstream.core.errors import RollstreamError
 from rollstream.inference.announce import announced
 from rollstream.inference.arguments import command, cores, environment
 from rollstream.inference.client import EngineClient, EngineRefused
-from rollstream.inference.leash import hold_to
 
 STOP_GRACE = 10.0
 """Seconds between SIGTERM and SIGKILL."""

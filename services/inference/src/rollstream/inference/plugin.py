@@ -25,6 +25,6 @@ def register() -> None:
         )
     if OWNER_VARIABLE in os.environ and multiprocessing.parent_process() is not None:
         # vLLM's engine core does not notice a killed API server and would stay behind for ever.
-        from rollstream.inference.leash import hold
+        from rollstream.core.leash import hold
 
         hold()

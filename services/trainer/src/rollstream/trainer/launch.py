@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from rollstream.core.errors import EXIT_FAILURE
 
 
+LAUNCHER_VARIABLE = "ROLLSTREAM_TRAINER_LAUNCHER"
+"""Tells each rank the pid that it must not outlive."""
+
+
 def launch_ranks(module: str, arguments: Sequence[str], nproc: int) -> int:
     """Run ``nproc`` processes of ``python -m module arguments`` as one torch.distributed group; the exit code.
 
@@ -25,6 +29,7 @@ def launch_ranks(module: str, arguments: Sequence[str], nproc: int) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     # Its report of a failed rank repeats, in forty lines, what the rank itself has said.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=nproc, run_id=uuid.uuid4().hex, rdzv_backend="c10d",
         rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1, start_method="spawn",

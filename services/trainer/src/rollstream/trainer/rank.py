@@ -17,11 +17,12 @@ from rollstream.core.bus import Bus, ChainBroken, DigestMismatch
 from rollstream.core.config import TrainerConfig
 from rollstream.core.config.load import load_config
 from rollstream.core.errors import EXIT_USAGE, RollstreamError, first_cause, run_main
+from rollstream.core.leash import hold_to
 from rollstream.core.run import RunDir
 from rollstream.core.tasks import TaskOwner, shutdown_event
 from rollstream.core.telemetry import MonitorGroup, PrometheusServer, configure_logging
 from rollstream.core.wire import MalformedRecord
-from rollstream.trainer import checkpoint, leash
+from rollstream.trainer import checkpoint
 from rollstream.trainer.checkpoint import Found
 from rollstream.trainer.compute import Compute
 from rollstream.trainer.connect import connect_bus, connect_store
@@ -29,6 +30,7 @@ from rollstream.trainer.engine import Engine, Position, config_digest
 from rollstream.trainer.fake_data import train_on_fake_data
 from rollstream.trainer.follow import Follower
 from rollstream.trainer.gauges import Gauges
+from rollstream.trainer.launch import LAUNCHER_VARIABLE
 from rollstream.trainer.lead import Lead
 from rollstream.trainer.leave import end
 from rollstream.trainer.loop import RankLoop
@@ -153,7 +155,7 @@ def main() -> int:
         configure_logging(config.log, "trainer")
         return train(config)
 
-    leash.hold_to_parent()
+    hold_to(int(os.environ.get(LAUNCHER_VARIABLE, os.getppid())))
     return run_main(start)
 
 

@@ -1,37 +1,20 @@
-"""No orphan: how a process of the launcher is tied to it, and how what belongs to it is found again.
+"""No orphan: how what belongs to a launch is found again.
 
-Three ties, each for what the one before cannot hold: the kernel kills a child when the launcher dies (not its
-children's children); a process group takes what a child started in it (not what opened a session of its own); a marker
-in the environment, which every descendant inherits, finds the rest.
+Three ties, each for what the one before cannot hold: the kernel kills a child when the launcher dies (``core.leash``;
+not its children's children); a process group takes what a child started in it (not what opened a session of its own);
+a marker in the environment, which every descendant inherits, finds the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import signal
-import sys
 import time
 
 import psutil
 
 MARKER = "ROLLSTREAM_PROCESS"
 """Environment variable ``<launch id>/<component>`` that every descendant of a component carries."""
-
-_PR_SET_PDEATHSIG = 1
-# Loaded here, so that nothing is imported between fork and exec when `hold_to` runs there.
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def hold_to(parent: int) -> None:
-    """Ask the kernel to kill this process when ``parent`` dies; runs between fork and exec. Linux only."""
-    if not sys.platform.startswith("linux"):
-        return
-    if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
-    if os.getppid() != parent:  # it died before the call
-        os._exit(1)
 
 
 def marked(prefix: str) -> list[psutil.Process]:

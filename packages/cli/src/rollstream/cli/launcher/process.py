@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollstream.cli.launcher.leash import MARKER, hold_to, kill_marked, signal_group
+from rollstream.cli.launcher.leash import MARKER, kill_marked, signal_group
+from rollstream.core.leash import hold_to
 
 TAIL_BYTES = 16_384
 
