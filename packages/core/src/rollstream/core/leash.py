@@ -1,4 +1,4 @@
-"""No orphan: a process asks the kernel to be killed when the one that started it dies. Linux; elsewhere nothing happens."""
+"""No orphan: a process asks the kernel to be killed when the one that started it dies. Linux; elsewhere a no-op."""
 
 from __future__ import annotations
 

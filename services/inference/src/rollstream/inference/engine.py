@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from rollstream.core.config import InferenceConfig
-from rollstream.core.leash import hold_to
 from rollstream.core.errors import RollstreamError
+from rollstream.core.leash import hold_to
 from rollstream.inference.announce import announced
 from rollstream.inference.arguments import command, cores, environment
 from rollstream.inference.client import EngineClient, EngineRefused

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from rollstream.core.errors import EXIT_FAILURE
 
-
 LAUNCHER_VARIABLE = "ROLLSTREAM_TRAINER_LAUNCHER"
 """Tells each rank the pid that it must not outlive."""
 
