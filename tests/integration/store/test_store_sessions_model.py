@@ -108,8 +108,13 @@ class Machine(RuleBasedStateMachine):
     ) -> None:  # fmt: skip
         chosen = self._do(
             self.store.sessions.choose(
-                session, router=router, exclude=exclude, preferred=preferred, changes=changes,
-                ttl=SHORT if brief == "session" else LONG, load_ttl=SHORT if brief == "load" else LONG,
+                session,
+                router=router,
+                exclude=exclude,
+                preferred=preferred,
+                changes=changes,
+                ttl=SHORT if brief == "session" else LONG,
+                load_ttl=SHORT if brief == "load" else LONG,
             )
         )
         assert chosen == self.model.choose(session, router, exclude, preferred, changes)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("wandb")
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from rollstream.core.bus.blobs import arrays_of
 from rollstream.core.errors import RollstreamError
 from rollstream.core.run.files import atomic_write
-from rollstream.core.wire import Batch, MalformedRecord, WeightNotice, decode_as, digest
+from rollstream.core.wire import Batch, MalformedRecord, WeightNotice, decode, decode_as, digest
 
 _NAME = re.compile(r"step_([1-9][0-9]*)\.msgpack")
 
@@ -48,7 +49,7 @@ class BatchArchive(msgspec.Struct, frozen=True, kw_only=True):
             raise ArchiveDamaged(f"step {self.step}: {error}") from error
 
     def verify(self) -> None:
-        """Compare all digests; raises :class:`ArchiveDamaged` naming the step and the part that differs."""
+        """Compare all digests, and see that nothing is missing; raises :class:`ArchiveDamaged` naming step and part."""
         batch = self.batch()
         if batch.step != self.step:
             raise ArchiveDamaged(f"step {self.step}: the file holds the commit of step {batch.step}")
@@ -58,11 +59,21 @@ class BatchArchive(msgspec.Struct, frozen=True, kw_only=True):
                 raise ArchiveDamaged(f"step {self.step}: rollout {sample.subject} is missing")
             if digest(data) != sample.digest:
                 raise ArchiveDamaged(f"step {self.step}: rollout {sample.subject} differs from the committed one")
+        self._verify_blobs(batch)
+        if self.notice and self.weight_notice().commit != digest(self.commit):
+            raise ArchiveDamaged(f"step {self.step}: the commit is not the one that was trained")
+
+    def _verify_blobs(self, batch: Batch) -> None:
         for name, content in self.blobs.items():
             if digest(content) != name:
                 raise ArchiveDamaged(f"step {self.step}: blob {name} holds other bytes")
-        if self.notice and self.weight_notice().commit != digest(self.commit):
-            raise ArchiveDamaged(f"step {self.step}: the commit is not the one that was trained")
+        try:
+            records = [batch, *(decode(data, where=subject) for subject, data in self.rollouts.items())]
+        except MalformedRecord as error:
+            raise ArchiveDamaged(f"step {self.step}: {error}") from error
+        missing = {array.blob for record in records for array in arrays_of(record) if array.blob} - set(self.blobs)
+        if missing:
+            raise ArchiveDamaged(f"step {self.step}: blob {min(missing)} is missing")
 
 
 def write_archive(path: Path, archive: BatchArchive) -> None:
@@ -84,6 +95,8 @@ def read_archive(path: Path) -> BatchArchive:
         raise ArchiveDamaged(f"{step}: {path} cannot be read ({error})") from error
     if archive.checksum != _checksum(archive):
         raise ArchiveDamaged(f"{step}: {path} does not fit its checksum: it was changed after it was written")
+    if step != f"step {archive.step}":
+        raise ArchiveDamaged(f"{step}: {path} holds step {archive.step}")
     return archive
 
 

@@ -32,8 +32,13 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path, *, name: str | None = None) -> RunDir:
-        """Make ``path`` a new run; raises :class:`UsageError` when it already is one."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Make ``path`` a new run; raises :class:`UsageError` when it already is one or cannot be written."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{path} cannot be made: {error.strerror or error}", hint="choose another --output-dir"
+            ) from error
         if (path / "run.json").exists():
             raise UsageError(f"{path} already holds a run", hint="go on with --resume, or choose another name")
         info = RunInfo(run_id=secrets.token_hex(6), name=name or path.name, created=time.time())

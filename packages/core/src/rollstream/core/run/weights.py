@@ -53,11 +53,15 @@ class WeightsManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, directory: Path) -> WeightsManifest:
-        """Read manifest.json; raises :class:`WeightsDamaged`."""
+        """Read manifest.json; raises :class:`WeightsDamaged`, also when it names a file outside of its directory."""
         try:
-            return msgspec.json.decode((directory / MANIFEST).read_bytes(), type=cls)
+            manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
             raise WeightsDamaged(f"{directory / MANIFEST} cannot be read ({error})") from error
+        for file in manifest.files:
+            if Path(file.name).name != file.name:
+                raise WeightsDamaged(f"{directory / MANIFEST} names {file.name!r}, which is no plain file name")
+        return manifest
 
     def verify(self, directory: Path) -> None:
         """Compare every file with its size and sha256; raises :class:`WeightsDamaged` naming the first that differs."""
