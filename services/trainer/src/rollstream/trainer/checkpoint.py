@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from rollstream.core import failpoints
 from rollstream.core.errors import RollstreamError
 from rollstream.core.run import atomic_write, sync_directory
+from rollstream.core.run.files import disk_full
 from rollstream.core.run.weights import sha256_of
 from rollstream.trainer.model import Policy
 from rollstream.trainer.ranks import Ranks
@@ -116,7 +117,12 @@ class Checkpoints:
             temporary.mkdir(parents=True)
         self._ranks.barrier()
         model, optim = get_state_dict(policy, optimizer)
-        save({"model": model, "optim": optim}, checkpoint_id=temporary / SHARDS)
+        try:
+            save({"model": model, "optim": optim}, checkpoint_id=temporary / SHARDS)
+        except (OSError, CheckpointException) as error:
+            if "No space left" in str(error):
+                raise disk_full(temporary) from error
+            raise
         failpoints.hit("mid_checkpoint")
         self._ranks.barrier()
         if self._ranks.is_lead:

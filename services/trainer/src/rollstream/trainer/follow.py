@@ -43,10 +43,12 @@ class Follower:
         self._coming: asyncio.Task[tuple[Stored, Batch] | None] | None = None
         self._save = asyncio.Event()
         self._stop_reason = ""
-        self._intent_at_start: int | None = None
+        self._intent_at_start = 0
 
-    async def serve_commands(self) -> None:
-        """Answer ``checkpoint`` and ``stop`` on the bus."""
+    async def start(self) -> None:
+        """Note the phase as it stands, and answer ``checkpoint`` and ``stop`` on the bus."""
+        # An earlier attempt may have left the run failed or done: only a change from here on is news.
+        self._intent_at_start = (await self._bus.intent.get()).changed
         await self._bus.commands.serve("trainer", {"checkpoint": self._on_checkpoint, "stop": self._on_stop})
 
     async def _on_checkpoint(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -103,10 +105,8 @@ class Follower:
     async def _ending(self) -> Decision | None:
         """A run whose orchestrator commits no more ends before ``max_steps``; a failed one stops."""
         intent = await self._bus.intent.get()
-        if self._intent_at_start is None:
-            self._intent_at_start = intent.changed
         if intent.changed == self._intent_at_start:
-            return None  # an earlier attempt may have left it failed or done
+            return None
         if intent.phase is Phase.FAILED:
             return Stop(f"the run failed: {intent.reason or 'no reason given'}", checkpoint=True)
         if intent.phase in (Phase.FINALISING, Phase.DONE) and self._chain.head.step <= self._step:

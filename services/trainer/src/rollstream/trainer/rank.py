@@ -117,7 +117,7 @@ async def _lead(
             follower = Follower(
                 bus, presence, stop, step=position.step, timeline=position.timeline, max_steps=config.max_steps
             )
-            await follower.serve_commands()
+            await follower.start()
             lead = Lead(
                 config, bus, presence, follower, monitors, gauges, run_dir, logged_steps(run_dir.metrics)
             )
