@@ -11,7 +11,7 @@ import pytest
 from redis.exceptions import RedisError
 
 from rollstream.cli.servers import EmbeddedRedis
-from rollstream.core.store import EvictingStore, Lease, Store, StoreUnavailable
+from rollstream.core.store import EvictingStore, Lease, ProgressLeases, Store, StoreUnavailable
 from support.until import until
 
 LONG = 60.0
@@ -269,3 +269,14 @@ async def test_progress_of_many_is_sorted_and_by_the_servers_clock(store: Store)
     ]  # fmt: skip
     seconds, _ = await store.redis.time()
     assert all(abs(entry.since - seconds) < 2 for entry in entries)
+
+
+async def test_the_progress_of_the_dead_goes_by_itself(store: Store) -> None:
+    progress = ProgressLeases(store.redis, store.keys, ttl=0.3)
+    await progress.waiting("env-worker", "dead", "episodes")
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+        await progress.waiting("env-worker", "alive", "episodes")
+    assert [entry.id for entry in await progress.list()] == ["alive"]
+    await asyncio.sleep(0.35)
+    assert await keys_of(store) == []
