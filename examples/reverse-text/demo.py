@@ -16,6 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from recipe import is_current
+
 from rollstream.cli.metrics_file import MetricsFile
 from rollstream.cli.plot import eval_rewards, plot_reward
 from rollstream.cli.servers import is_served
@@ -53,9 +55,9 @@ def main() -> int:
 
 
 def warmed_up_model() -> Path:
-    """The model that RL starts from, made on first use and kept under models/."""
+    """The model that RL starts from, made on first use or when its recipe changed, and kept under models/."""
     model = ROOT / "models" / "reverse-text"
-    if not (model / "config.json").exists():
+    if not is_current(model):
         print("making the model: a small Qwen3, warmed up by supervised fine-tuning (about a minute)", flush=True)
         subprocess.run([sys.executable, str(HERE / "warmup.py"), "--out", str(model)], cwd=ROOT, check=True)
     return model

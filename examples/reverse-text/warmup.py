@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from model import make_model, make_tokenizer, save
+from recipe import BATCH_SIZE, STAMP, STEPS, digest
 from reverse_text.phrases import phrases
 from transformers import PreTrainedTokenizerFast
 
@@ -42,8 +43,8 @@ def main() -> int:
     """Make, warm up and save the model; a directory that stands is complete."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="directory of the finished model")
-    parser.add_argument("--steps", type=int, default=220, help="optimiser steps")
-    parser.add_argument("--batch-size", type=int, default=256, help="demonstrations a step")
+    parser.add_argument("--steps", type=int, default=STEPS, help="optimiser steps")
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE, help="demonstrations a step")
     arguments = parser.parse_args()
 
     tokenizer = make_tokenizer()
@@ -77,6 +78,7 @@ def main() -> int:
         save_to=draft,
         on_step=progress,
     )
+    (draft / STAMP).write_text(digest(steps, arguments.batch_size) + "\n", encoding="utf-8")
     shutil.rmtree(arguments.out, ignore_errors=True)
     draft.rename(arguments.out)
     print(f"the model is ready: {arguments.out}", flush=True)

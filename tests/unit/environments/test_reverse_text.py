@@ -13,7 +13,10 @@ WORDS = st.text("abcdefgh ", max_size=12)
 
 @pytest.mark.parametrize(
     ("answer", "target", "expected"),
-    [("abc", "abc", 1.0), ("abd", "abc", 2 / 3), ("", "abc", 0.0), ("abcd", "abc", 0.75), ("", "", 1.0), ("bca", "abc", 0.0)],
+    [
+        ("abc", "abc", 1.0), ("abd", "abc", 2 / 3), ("", "abc", 0.0), ("abcd", "abc", 0.75), ("", "", 1.0),
+        ("bca", "abc", 0.0),
+    ],
 )
 def test_similarity_counts_right_positions(answer: str, target: str, expected: float) -> None:
     assert similarity(answer, target) == pytest.approx(expected)
@@ -34,6 +37,11 @@ def test_splits_share_no_phrase_and_keep_the_bounds() -> None:
     assert not set(train) & set(test)
     assert all(4 <= len(phrase) <= 8 and set(phrase) <= set("abcdefghijklmnopqrstuvwxyz ") for phrase in train + test)
     assert all(held_out(phrase) for phrase in test)
+
+
+def test_no_test_phrase_is_a_part_of_a_train_phrase() -> None:
+    train = phrases("train")
+    assert not [(shown, phrase) for phrase in phrases("test") for shown in train if phrase in shown]
 
 
 def test_order_is_fixed_and_not_alphabetical() -> None:

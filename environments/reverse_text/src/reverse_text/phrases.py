@@ -19,7 +19,7 @@ def sentences() -> list[str]:
 
 
 def phrases_of(text: str, min_chars: int, max_chars: int, max_words: int = 2) -> list[str]:
-    """Runs of 1 to ``max_words`` neighbouring words of ``text`` whose length fits, lower case, letters and blanks only."""
+    """Runs of 1 to ``max_words`` neighbouring words whose length fits; lower case, letters and blanks only."""
     words = re.findall(r"[a-z]+", text.lower())
     runs = (
         " ".join(words[start : start + count])
@@ -30,13 +30,20 @@ def phrases_of(text: str, min_chars: int, max_chars: int, max_words: int = 2) ->
 
 
 def held_out(phrase: str) -> bool:
-    """Whether ``phrase`` belongs to the test split: a function of its text alone, so the splits never share one."""
+    """Whether ``phrase`` is kept out of the train split; a function of its text, so the splits never share one."""
     rank = int.from_bytes(hashlib.sha256(phrase.encode()).digest()[:8], "big")
     return rank < TEST_SHARE * 2**64
 
 
 def phrases(split: Split, min_chars: int = 4, max_chars: int = 8) -> list[str]:
-    """The distinct phrases of ``split`` in a fixed order that does not follow the alphabet."""
+    """The distinct phrases of ``split`` in a fixed order that does not follow the alphabet.
+
+    A phrase of the test split occurs in no phrase of the train split, not even as a part of it.
+    """
     found = {phrase for sentence in sentences() for phrase in phrases_of(sentence, min_chars, max_chars)}
     ordered = sorted(found, key=lambda phrase: hashlib.sha256(b"order" + phrase.encode()).digest())
-    return [phrase for phrase in ordered if held_out(phrase) == (split == "test")]
+    train = [phrase for phrase in ordered if not held_out(phrase)]
+    if split == "train":
+        return train
+    shown = "\n".join(train)
+    return [phrase for phrase in ordered if held_out(phrase) and phrase not in shown]
