@@ -19,7 +19,7 @@ from support.independent_reader import audit_run
 from support.loop_site import LoopSite
 from support.until import until
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def site(tmp_path: Path, nats_server: Any, redis_server: Any) -> AsyncIter
     await bus.close()
 
 
-async def finished(process: asyncio.subprocess.Process, seconds: float = 60) -> int:
+async def finished(process: asyncio.subprocess.Process, seconds: float = 120) -> int:
     return await asyncio.wait_for(process.wait(), seconds)
 
 
@@ -102,7 +102,7 @@ async def test_an_orchestrator_that_is_killed_is_replaced_without_losing_or_doub
     async with site.serving(), site.worker():
         training = asyncio.create_task(site.train(6, seconds=0.1))
         async with site.orchestrator() as process:
-            await until(lambda: at_step(site, 2), 60)
+            await until(lambda: at_step(site, 2), 120)
             process.send_signal(signal.SIGKILL)
             await process.wait()
         async with site.orchestrator() as process:
@@ -161,13 +161,19 @@ async def test_dying_at_the_worst_moment_loses_and_doubles_nothing(
 async def test_a_second_orchestrator_takes_over_and_the_first_one_leaves(site: LoopSite) -> None:
     site.settings = {"max_steps": 8}
     async with site.serving(), site.worker(), site.orchestrator() as first:
-        training = asyncio.create_task(site.train(8, seconds=0.2))
-        await until(lambda: at_step(site, 1), 60)
+        await site.train(1)
         async with site.orchestrator() as second:
+            await until(lambda: at_epoch(site, 2), 120)
+            assert first.returncode is None, "it sleeps until the trainer comes along"
+            training = asyncio.create_task(site.train(8))
             assert await finished(first) == 4
             assert await finished(second) == 0
         await training
     await audited(site, 8)
+
+
+async def at_epoch(site: LoopSite, epoch: int) -> bool:
+    return (await site.bus.chain()).head.epoch >= epoch
 
 
 async def test_garbage_in_the_place_of_a_rollout_costs_one_member_and_is_reported(site: LoopSite) -> None:
@@ -195,7 +201,7 @@ async def test_an_episode_that_brings_its_workers_down_is_given_up(site: LoopSit
     async with site.serving(token_delay=2.0), site.orchestrator():
         for name in ("w0", "w1"):
             async with site.worker(name) as worker:
-                await until(lambda: some_inflight(site), 30)
+                await until(lambda: some_inflight(site), 90)
                 worker.send_signal(signal.SIGKILL)
                 await worker.wait()
             await site.store.registry.drop("env-worker", name)

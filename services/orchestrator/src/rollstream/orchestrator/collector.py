@@ -11,7 +11,7 @@ from rollstream.core.bus import Bus, Reader, Stored
 from rollstream.core.bus.errors import BlobMissing
 from rollstream.core.wire import Event, Group, MalformedRecord, Rollout, RolloutError
 from rollstream.orchestrator.checks import rollout_fault
-from rollstream.orchestrator.groups import Received
+from rollstream.orchestrator.groups import GroupInProgress, Received
 from rollstream.orchestrator.ledger import Ledger
 
 BATCH = 512
@@ -46,6 +46,14 @@ class Collector:
         """Read for ever."""
         while True:
             for stored in await self._reader.batch(BATCH, timeout=2.0):
+                await self._take(stored)
+
+    async def look_for(self, entry: GroupInProgress) -> None:
+        """Take rollouts of ``entry`` that stand on the bus but were read before the group was open."""
+        for member in entry.missing:
+            subject = self._bus.subjects.rollout(entry.group.kind, entry.group.group, member)
+            stored = await self._bus.get(subject)
+            if stored is not None and stored.seq < self._reader.position:
                 await self._take(stored)
 
     async def _take(self, stored: Stored) -> None:

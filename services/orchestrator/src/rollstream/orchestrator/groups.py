@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -44,6 +45,16 @@ class GroupInProgress:
 
     group: Group
     members: dict[int, Received] = field(default_factory=dict)
+    touched: float = field(default_factory=time.monotonic)
+    """When it was opened, last received a rollout or was last looked into (monotonic seconds)."""
+
+    def take(self, received: Received) -> None:
+        """A member's rollout; raises ``ValueError`` for a member that the group does not have."""
+        member = received.rollout.member
+        if not 0 <= member < self.group.size:
+            raise ValueError(f"{received.subject}: group {self.group.group} has {self.group.size} members")
+        self.members.setdefault(member, received)
+        self.touched = time.monotonic()
 
     @property
     def complete(self) -> bool:
@@ -119,10 +130,7 @@ class GroupTable:
         entry = self.get(received.rollout.group)
         if entry is None:
             return None
-        member = received.rollout.member
-        if not 0 <= member < entry.group.size:
-            raise ValueError(f"{received.subject}: group {entry.group.group} has {entry.group.size} members")
-        entry.members.setdefault(member, received)
+        entry.take(received)
         return entry
 
     def remove(self, group: str) -> GroupInProgress:

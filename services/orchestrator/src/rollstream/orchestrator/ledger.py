@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from rollstream.core.bus.subjects import token
@@ -67,11 +68,15 @@ class Ledger:
         for run in self.evaluating.values():
             group = run.groups.get(token(received.rollout.group))
             if group is not None:
-                if not 0 <= received.rollout.member < group.group.size:
-                    raise ValueError(f"{received.subject}: group {group.group.group} has {group.group.size} members")
-                group.members.setdefault(received.rollout.member, received)
+                group.take(received)
                 return True
         return False
+
+    def untouched(self, seconds: float) -> list[GroupInProgress]:
+        """Incomplete groups, training and eval, to which nothing has happened for ``seconds``."""
+        since = time.monotonic() - seconds
+        evals = (group for run in self.evaluating.values() for group in run.groups.values())
+        return [entry for entry in (*self.table, *evals) if entry.missing and entry.touched < since]
 
     def drop(self, entry: GroupInProgress, *, stale: bool) -> None:
         """Decide a group without a batch: too old, or nothing of it can be used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 
 import structlog
 from redis.exceptions import RedisError
@@ -111,6 +112,7 @@ class OrchestratorService:
             owner.start(collector.follow(), "read rollouts")
             owner.start(self._follow_weights(ledger), "follow weights")
             owner.start(self._follow_intent(loop), "follow intent")
+            owner.start(self._look_after(ledger, collector, dispatcher), "look after open groups")
             traces = owner.start(self._traces.run(), "write traces") if self._traces is not None else None
             running = owner.start(loop.run(), "loop")
             stopping = owner.start(stop.wait(), "stop")
@@ -149,6 +151,19 @@ class OrchestratorService:
                     if version > ledger.newest:
                         ledger.newest = version
                         self._changed.set()
+
+    async def _look_after(self, ledger: Ledger, collector: Collector, dispatcher: Dispatcher) -> None:
+        """Nothing may stay open because of a message that never comes: look at the bus itself, and offer again.
+
+        Offering is harmless where an episode waits or runs: its subject is taken then.
+        """
+        seconds = max(10.0, 2 * self.config.workers.lease_seconds)
+        while True:
+            await asyncio.sleep(seconds / 2)
+            for entry in ledger.untouched(seconds):
+                entry.touched = time.monotonic()
+                await collector.look_for(entry)
+                await dispatcher.republish([entry])
 
     async def _follow_intent(self, loop: Loop) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 
 from rollstream.core.config import EnvWorkerConfig
@@ -27,6 +28,10 @@ def main() -> int:
     def start() -> None:
         config = load_config(EnvWorkerConfig, sys.argv[1:], prog="rollstream-env-worker")
         configure_logging(config.log, "env-worker")
+        if config.log.level != "debug":
+            # One line an episode and more: nobody reads it, and at hundreds of episodes a second it costs.
+            for library in ("verifiers", "renderers"):
+                logging.getLogger(library).setLevel(logging.WARNING)
         asyncio.run(run(config))
 
     return run_main(start)
