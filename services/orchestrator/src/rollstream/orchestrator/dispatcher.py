@@ -61,7 +61,7 @@ class Dispatcher:
             position = ledger.cursors.get(label, 0)
             group = self._draw(label, position)
             ledger.cursors[label] = position + 1
-            ledger.table.add(group)
+            ledger.table.add(group, started=ledger.newest)
             planned.append((group, floor))
         await asyncio.gather(*(self.create(group, floor) for group, floor in planned))
         return len(planned)

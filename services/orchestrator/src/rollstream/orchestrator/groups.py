@@ -45,6 +45,8 @@ class GroupInProgress:
 
     group: Group
     members: dict[int, Received] = field(default_factory=dict)
+    started: int = -1
+    """Newest version when it was dispatched; -1 when a predecessor dispatched it."""
     touched: float = field(default_factory=time.monotonic)
     """When it was opened, last received a rollout or was last looked into (monotonic seconds)."""
 
@@ -116,9 +118,13 @@ class GroupTable:
         """Episodes of undecided groups that have no rollout yet."""
         return sum(len(entry.missing) for entry in self._groups.values())
 
-    def add(self, group: Group) -> GroupInProgress:
+    def fresh(self, newest: int) -> int:
+        """Groups that are complete or started under version ``newest``; the others straggle."""
+        return sum(entry.started >= newest or entry.complete for entry in self._groups.values())
+
+    def add(self, group: Group, started: int = -1) -> GroupInProgress:
         """Open ``group``; one that is open already stays, as the record that now speaks for it says."""
-        entry = self._groups.setdefault(token(group.group), GroupInProgress(group))
+        entry = self._groups.setdefault(token(group.group), GroupInProgress(group, started=started))
         entry.group = group
         return entry
 

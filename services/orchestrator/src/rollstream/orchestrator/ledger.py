@@ -49,7 +49,13 @@ class Ledger:
 
     @property
     def load(self) -> Load:
-        return Load(committed=self.committed, newest=self.newest, groups=len(self.table), episodes=self.table.episodes)
+        return Load(
+            committed=self.committed,
+            newest=self.newest,
+            groups=len(self.table),
+            episodes=self.table.episodes,
+            fresh=self.table.fresh(self.newest),
+        )
 
     def group_at(self, subject_token: str) -> Group | None:
         """The open group (training or eval) whose name is written as ``subject_token`` in subjects."""

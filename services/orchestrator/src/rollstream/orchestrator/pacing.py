@@ -47,28 +47,34 @@ class Pacing:
 
 @dataclass(frozen=True)
 class Load:
-    """Where a run stands: last committed step, newest announced version, undecided groups, undecided episodes."""
+    """Where a run stands: last committed step, newest announced version, undecided groups and episodes.
+
+    ``fresh`` counts the groups that the next batches can be made of: complete ones, and those that started under the
+    newest version. The rest straggle, and nothing is made to wait for them.
+    """
 
     committed: int
     newest: int
     groups: int
     episodes: int
+    fresh: int
 
 
 def binding_limit(pacing: Pacing, load: Load, group_size: int) -> Limit | None:
     """The limit that forbids one more group of ``group_size`` episodes now; None admits it.
 
-    A new group is the last of ``load.groups + 1`` undecided ones. It is admitted iff the batch after the head could be
-    committed, the group would still be fresh in the batch where it lands at the latest, a remaining step needs it, and
-    its episodes fit under the cap. A single group is never refused for its size alone, or the run would stand still.
+    It is admitted iff a remaining step needs it, the batch in which it lands behind the fresh groups could be
+    committed now (sampling further ahead would only let it age), it would not be too old even if it landed behind the
+    stragglers too, and its episodes fit under the cap. A single group is never refused for its size alone, or the run
+    would stand still.
     """
-    active = load.groups + 1
-    if active > (pacing.max_steps - load.committed) * pacing.groups_per_batch:
+    if load.groups + 1 > (pacing.max_steps - load.committed) * pacing.groups_per_batch:
         return "max_steps"
-    if not may_commit(load.committed + 1, load.newest, pacing.max_lead):
+    soonest = landing_step(load.committed, load.fresh + 1, pacing.groups_per_batch)
+    if not may_commit(soonest, load.newest, pacing.max_lead):
         return "max_lead"
-    landing = landing_step(load.committed, active, pacing.groups_per_batch)
-    if staleness(landing, load.newest) > pacing.max_off_policy_steps:
+    latest = landing_step(load.committed, load.groups + 1, pacing.groups_per_batch)
+    if staleness(latest, load.newest) > pacing.max_off_policy_steps:
         return "max_off_policy_steps"
     cap = pacing.max_inflight_episodes
     if cap is not None and load.episodes and load.episodes + group_size > cap:
