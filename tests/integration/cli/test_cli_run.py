@@ -18,6 +18,8 @@ from rollstream.cli.launcher.leash import MARKER
 from support.launches import Launch, launched, marked, run_to_end, scripted_engine
 from support.tiny_model import make_tiny_model
 
+SERVER_NAMES = {"nats": ("nats-server",), "redis": ("valkey-server", "redis-server")}
+
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -120,6 +122,20 @@ def test_any_component_may_die(victim: str, model: Path, tmp_path: Path) -> None
         assert launch.alive() == []
         assert f"{victim} ended with SIGKILL" in launch.text()
     assert sorted(set(steps_of(run))) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("server", ["nats", "redis"])
+def test_an_embedded_server_may_die(server: str, model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "outputs" / "run"
+    with launched(*arguments(model, 6, token_delay=0.02), cwd=tmp_path) as launch:
+        launch.until(lambda: len(steps_of(run)) >= 2, 180)
+        victims = [process for process in launch.alive() if process.name() in SERVER_NAMES[server]]
+        assert len(victims) == 1
+        victims[0].kill()
+        assert launch.wait(240) == 0, launch.text()
+        assert launch.alive() == []
+        assert "died; restarting it on its port and data" in launch.text()
+    assert sorted(set(steps_of(run))) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.fixture

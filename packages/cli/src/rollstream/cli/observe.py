@@ -60,6 +60,8 @@ class Observer:
             for role in ROLES
             for lease in await self._store.registry.list(role)
         ]  # fmt: skip
+        # What an instance said last outlives it; only who still holds a lease waits.
+        present = {(member.role, member.id) for member in members}
         now = time.time()
         waits = [
             Wait(
@@ -67,7 +69,7 @@ class Observer:
                 left=None if entry.deadline is None else entry.deadline - now, detail=entry.detail,
             )
             for entry in await self._store.progress.list()
-            if entry.waiting
+            if entry.waiting and (entry.component, entry.id) in present
         ]  # fmt: skip
         return {"members": members, "waits": waits}
 

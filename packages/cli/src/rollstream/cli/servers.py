@@ -253,6 +253,7 @@ class EmbeddedRedis(EmbeddedServer):
         return [
             redis_binary(), "--bind", "127.0.0.1", "--port", str(self.port), "--save", "", "--appendonly", "no",
             "--dir", str(self.directory), "--maxmemory-policy", self._policy, "--daemonize", "no",
+            "--set-proc-title", "no",  # a title would overwrite the environment, by which a launch is found again
         ]  # fmt: skip
 
     def _ask(self, command: bytes) -> bytes:
