@@ -80,9 +80,12 @@ RECORDS: dict[str, AnyRecord] = {
         timeline=1, version=4, transport="filesystem", location="weights/1/v4", nbytes=10, digest="ef" * 32,
         commit="12" * 32, created=1,
     ),
-    "event": Event(kind="replica_failed", component="inference-0", message="m", level="error", data={"v": 4}, created=1),
+    "event": Event(
+        kind="replica_failed", component="inference-0", message="m", level="error", data={"v": 4}, created=1
+    ),
     "spilled": Rollout(
-        group="g", member=0, kind="train", source="a", task=4, timeline=1, worker="w", reward=0.0, started=1, finished=2,
+        group="g", member=0, kind="train", source="a", task=4, timeline=1, worker="w", reward=0.0, started=1,
+        finished=2,
         branches=(Branch(
             token_ids=Array(dtype="<i4", shape=(9,), blob="ab" * 32), sampled=Array.of([True] * 9),
             logprobs=Array.of([-1.0] * 9, np.float32), temperature=1.0, spans=(),

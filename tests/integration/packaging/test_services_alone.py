@@ -57,8 +57,8 @@ def test_installs_alone_and_starts(service: str, tmp_path: Path) -> None:
 
     # Starting for real without a bus is bad input: exit code 2 and a message that names the address.
     started = run(
-        [str(python), "-m", f"rollstream.{service}.main", "--bus.url", "nats://127.0.0.1:1", "--bus.connect-timeout", "1",
-         "--store.url", "redis://127.0.0.1:1/0", "--store.connect-timeout", "1", "--run-dir", str(tmp_path / "run")],
+        [str(python), "-m", f"rollstream.{service}.main", "--bus.url", "nats://127.0.0.1:1",
+         "--bus.connect-timeout", "1", "--store.url", "redis://127.0.0.1:1/0", "--store.connect-timeout", "1", "--run-dir", str(tmp_path / "run")],
         cwd=tmp_path,
     )  # fmt: skip
     assert started.returncode == 2, started.stdout + started.stderr
