@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+from rollstream.cli.launcher.preflight import read_secret
 from rollstream.cli.live import rows
 from rollstream.cli.metrics_file import MetricsFile
 from rollstream.cli.observe import Observer
@@ -55,9 +56,15 @@ def last_configuration(run: Path) -> OrchestratorConfig:
 
 
 async def _ask(config: OrchestratorConfig, run_id: str, timeline: int) -> Facts:
-    bus = await Bus.connect(str(config.bus.url), run_id, name="status", connect_timeout=CONNECT_TIMEOUT)
+    credentials = read_secret(config.bus.credentials_file, "bus.credentials_file")
+    password = read_secret(config.store.password_file, "store.password_file")
+    bus = await Bus.connect(
+        str(config.bus.url), run_id, name="status", connect_timeout=CONNECT_TIMEOUT, credentials=credentials
+    )
     try:
-        store = await Store.connect(str(config.store.url), run_id, connect_timeout=CONNECT_TIMEOUT)
+        store = await Store.connect(
+            str(config.store.url), run_id, connect_timeout=CONNECT_TIMEOUT, password=password
+        )
         try:
             return await Observer(bus, store, timeline).look()
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ class Servers:
             for server in servers:
                 if server.pid is not None:
                     continue
-                decision = policies[server.name].decide(1, started[server.name], time.monotonic())
+                decision = policies[server.name].decide(-signal.SIGKILL, started[server.name], time.monotonic())
                 if isinstance(decision, GiveUp):
                     raise RollstreamError(f"{server.name} keeps dying:\n{server.tail()}", hint=f"see {server.log}")
                 self._report(f"{server.name} died; restarting it on its port and data")

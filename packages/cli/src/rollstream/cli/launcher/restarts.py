@@ -14,6 +14,10 @@ EXIT_STALE = 4
 WINDOW = 600.0
 """Seconds in which restarts are counted."""
 
+FAILURES_IN_A_ROW = 5
+"""Failures of its own (not kills), each within :data:`WINDOW` of its start, after which another try is pointless:
+an engine that takes minutes to fail would otherwise be tried for ever."""
+
 STEADY = 60.0
 """Seconds of life after which a component's next restart is quick again."""
 
@@ -51,6 +55,7 @@ class RestartPolicy:
     longest_delay: float = 15.0
     _restarts: list[float] = field(default_factory=list)
     _streak: int = 0
+    _failures: int = 0
 
     def decide(self, code: int, started: float, now: float) -> Decision:
         """``code`` as in ``subprocess``: negative for a signal. ``finite`` components may end with 0."""
@@ -64,6 +69,9 @@ class RestartPolicy:
         if len(self._restarts) >= self.max_restarts:
             times = f"{len(self._restarts)} restarts within {WINDOW / 60:g} minutes (max_restarts)"
             return GiveUp(f"it ended with {describe(code)} after {times}", 1)
+        self._failures = (self._failures if now - started < WINDOW else 0) + (code > 0)
+        if self._failures >= FAILURES_IN_A_ROW:
+            return GiveUp(f"it has failed {self._failures} times in a row", 1)
         self._streak = 0 if now - started >= STEADY else self._streak
         delay = min(self.first_delay * 2.0**self._streak, self.longest_delay)
         self._streak += 1
