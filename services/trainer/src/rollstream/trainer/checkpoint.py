@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from rollstream.core import failpoints
 from rollstream.core.errors import RollstreamError
 from rollstream.core.run import atomic_write, sync_directory
-from rollstream.core.run.files import disk_full
 from rollstream.core.run.weights import sha256_of
+from rollstream.trainer.disk import writing
 from rollstream.trainer.model import Policy
 from rollstream.trainer.ranks import Ranks
 
@@ -118,10 +118,10 @@ class Checkpoints:
         self._ranks.barrier()
         model, optim = get_state_dict(policy, optimizer)
         try:
-            save({"model": model, "optim": optim}, checkpoint_id=temporary / SHARDS)
-        except (OSError, CheckpointException) as error:
-            if "No space left" in str(error):
-                raise disk_full(temporary) from error
+            with writing(self._root):
+                _save_shards({"model": model, "optim": optim}, temporary / SHARDS)
+        except RollstreamError:
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
         failpoints.hit("mid_checkpoint")
         self._ranks.barrier()
@@ -154,6 +154,13 @@ class Checkpoints:
         whole = [path for _, path in candidates(self._root) if (path / MANIFEST).is_file()]
         for path in whole[self._keep_last :]:
             _discard(path)
+
+
+def _save_shards(state: dict[str, Any], directory: Path) -> None:
+    try:
+        save(state, checkpoint_id=directory)
+    except CheckpointException as error:  # a BaseException, which nobody above expects
+        raise CheckpointError(f"checkpoint {directory.parent} cannot be written: {error}") from error
 
 
 def _entries(directory: Path) -> tuple[FileEntry, ...]:

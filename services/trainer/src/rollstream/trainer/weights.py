@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rollstream.core.errors import RollstreamError
 from rollstream.core.run import RunDir, WeightsDamaged, WeightsManifest, atomic_write, sync_directory
-from rollstream.core.run.files import disk_full
+from rollstream.trainer.disk import writing
 
 SHARD_BYTES = 4 << 30
 ENVIRONMENT = "environment.json"
@@ -52,18 +51,15 @@ class WeightFiles:
         draft = final.with_name(f".v{version}.partial")
         try:
             shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-            manifest = WeightsManifest.of(draft, timeline, version, _save(draft, state))
-            if not _holds(final, manifest):
-                if version == 0:
-                    config.save_pretrained(draft)
-                    atomic_write(draft / ENVIRONMENT, json.dumps(environment, indent=2).encode())
-                manifest.write(draft)
-                _move_in(draft, final, durable=version == 0)
-        except (OSError, SafetensorError) as error:
-            if "No space left" in str(error):
-                raise disk_full(final) from error
-            raise
+            with writing(self._run.path):
+                draft.mkdir(parents=True)
+                manifest = WeightsManifest.of(draft, timeline, version, _save(draft, state))
+                if not _holds(final, manifest):
+                    if version == 0:
+                        config.save_pretrained(draft)
+                        atomic_write(draft / ENVIRONMENT, json.dumps(environment, indent=2).encode())
+                    manifest.write(draft)
+                    _move_in(draft, final, durable=version == 0)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         return Written(str(final.relative_to(self._run.path)), manifest.nbytes, manifest.digest)
