@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed-$(FLAVOUR)
 MEMBERS := $(wildcard packages/*/pyproject.toml services/*/pyproject.toml environments/*/pyproject.toml)
 SEED ?= 0
 TESTS ?= tests
-CODE := packages services environments examples tests
+CODE := packages services environments examples tests benchmarks
 PACKAGES := $(foreach part,core cli trainer orchestrator inference router,-p rollstream.$(part))
 
 .PHONY: demo demo-control test lint install clean

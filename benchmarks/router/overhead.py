@@ -127,7 +127,8 @@ async def measure(
     for n in range(options.concurrency):
         session = f"session-{n}" if sessions else None
         await loop.create_connection(lambda session=session: LoadConnection(load, session), HOST, port)  # type: ignore[misc]
-    await asyncio.wait_for(load.done.wait(), 300)
+    async with asyncio.timeout(300):
+        await load.done.wait()
     seconds = time.perf_counter() - began
     ordered = sorted(load.latencies)
     count = len(ordered)

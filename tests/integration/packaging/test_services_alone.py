@@ -55,13 +55,13 @@ def test_installs_alone_and_starts(service: str, tmp_path: Path) -> None:
     probe = f"import importlib.util as u; print([n for n in {others} if u.find_spec('rollstream.' + n)])"
     assert run([str(python), "-c", probe], cwd=tmp_path).stdout.strip() == "[]"
 
-    # Starting for real without a bus is bad input: exit code 2 and a message that names the address.
-    started = run(
-        [str(python), "-m", f"rollstream.{service}.main", "--bus.url", "nats://127.0.0.1:1",
-         "--bus.connect-timeout", "1", "--store.url", "redis://127.0.0.1:1/0", "--store.connect-timeout", "1", "--run-dir", str(tmp_path / "run")],
-        cwd=tmp_path,
-    )  # fmt: skip
+    # Started for real where there is no run, bus or store: bad input, one message, exit code 2.
+    urls = ["--bus.url", "nats://127.0.0.1:1", "--store.url", "redis://127.0.0.1:1/0"]
+    patience = ["--bus.connect-timeout", "1", "--store.connect-timeout", "1"]
+    where = ["--run-dir", str(tmp_path / "run")]
+    started = run([str(python), "-m", f"rollstream.{service}.main", *urls, *patience, *where], cwd=tmp_path)
     assert started.returncode == 2, started.stdout + started.stderr
+    assert "error:" in started.stderr
     assert "Traceback" not in started.stderr
 
     if service in LIGHT:

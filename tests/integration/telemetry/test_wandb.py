@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-
 KEY = "0123456789abcdef0123456789abcdef01234567"
 SCRIPT = """
 import json, os, sys, time
