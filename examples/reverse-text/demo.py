@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -59,7 +60,10 @@ def warmed_up_model() -> Path:
     model = ROOT / "models" / "reverse-text"
     if not is_current(model):
         print("making the model: a small Qwen3, warmed up by supervised fine-tuning (about a minute)", flush=True)
-        subprocess.run([sys.executable, str(HERE / "warmup.py"), "--out", str(model)], cwd=ROOT, check=True)
+        # A model this small gains little from a second thread, and on a busy machine loses all to waiting for it.
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        command = [sys.executable, str(HERE / "warmup.py"), "--out", str(model)]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
     return model
 
 
