@@ -130,13 +130,13 @@ class TrainerRun:
         self.process = self._spawn("rollstream.trainer.main", "@", str(self.config_file), failpoint=failpoint)
         return self.process
 
-    def finish(self, timeout: float = 60.0) -> tuple[int, str]:
+    def finish(self, timeout: float = 120.0) -> tuple[int, str]:
         """Exit code and log of the trainer."""
         assert self.process is not None
         output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, output
 
-    def replay(self, *arguments: str, timeout: float = 60.0) -> tuple[int, str]:
+    def replay(self, *arguments: str, timeout: float = 120.0) -> tuple[int, str]:
         """``rollstream replay`` in a fresh process: exit code and output."""
         process = self._spawn("rollstream.trainer.replay", str(self.path), *arguments)
         output, _ = process.communicate(timeout=timeout)

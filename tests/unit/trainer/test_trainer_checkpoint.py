@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.train_samples import make_samples
-from support.tiny_model import make_tiny_model
 
 from rollstream.core.config import AdamWConfig, DppoLossConfig, ModelConfig, ScheduleConfig
 from rollstream.trainer.checkpoint import (
@@ -23,6 +21,8 @@ from rollstream.trainer.checkpoint import (
 from rollstream.trainer.model import Policy
 from rollstream.trainer.ranks import Ranks
 from rollstream.trainer.step import TrainStep
+from support.tiny_model import make_tiny_model
+from support.train_samples import make_samples
 
 RANKS = Ranks.alone()
 

@@ -81,7 +81,7 @@ class Replay:
     def run(self) -> str:
         """Replay every archived step; the content digest of the final weights (on rank 0)."""
         last, digest = 0, ""
-        steps = _steps(self._run, self._arguments.until)
+        steps = steps_to_replay(self._run, self._arguments.until)
         for step in steps:
             archive = read_archive(self._run.batch(step))
             archive.verify()
@@ -124,7 +124,7 @@ class Replay:
             print(line, flush=True)
 
 
-def _steps(run: RunDir, until: int | None) -> list[int]:
+def steps_to_replay(run: RunDir, until: int | None) -> list[int]:
     """Steps to replay, 1 … n; raises :class:`ArchiveDamaged` naming a gap."""
     steps = [step for step in archived_steps(run.batches) if until is None or step <= until]
     if not steps:
