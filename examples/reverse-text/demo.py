@@ -61,7 +61,7 @@ def warmed_up_model() -> Path:
     if not is_current(model):
         print("making the model: a small Qwen3, warmed up by supervised fine-tuning (about a minute)", flush=True)
         # A model this small gains little from a second thread, and on a busy machine loses all to waiting for it.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", **os.environ}
         command = [sys.executable, str(HERE / "warmup.py"), "--out", str(model)]
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
     return model
