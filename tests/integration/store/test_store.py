@@ -189,6 +189,18 @@ async def test_two_routers_agree_under_concurrency(store: Store, redis_server: E
     await other.close()
 
 
+async def test_a_session_whose_replica_is_gone_goes_to_the_least_loaded_and_not_to_a_memory(store: Store) -> None:
+    await store.registry.put(replica("a"), LONG)
+    first = await store.sessions.choose("s", router="r", ttl=LONG, load_ttl=LONG)
+    assert first is not None and first.replica == "a"
+    for id in "bc":
+        await store.registry.put(replica(id), LONG)
+    await store.sessions.report("other", {"b": 5}, ttl=LONG)
+    await store.registry.drop("inference", "a")
+    moved = await store.sessions.choose("s", router="r", ttl=LONG, load_ttl=LONG, preferred="b")
+    assert moved is not None and (moved.replica, moved.bound) == ("c", False)
+
+
 # --- outages -------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,14 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from rollstream.cli.servers import EmbeddedRedis
 from rollstream.core.store import Choice, Lease, Store
@@ -80,29 +87,52 @@ class Machine(RuleBasedStateMachine):
     def _elapse(self) -> None:
         time.sleep(3 * SHORT)
 
-    @rule(replica=st.sampled_from(REPLICAS), state=st.sampled_from(["ready", "ready", "draining", "loading"]))
-    def heartbeat(self, replica: str, state: State) -> None:
+    @initialize()
+    def all_are_ready(self) -> None:
+        for replica in REPLICAS:
+            self.replica_beats(replica, "ready")
+
+    @rule(replica=st.sampled_from(REPLICAS), state=st.sampled_from(["ready", "ready", "draining"]))
+    def replica_beats(self, replica: str, state: State) -> None:
         self._do(self.store.registry.put(Lease(id=replica, role="inference", state=state), LONG))
         (self.model.ready.add if state == "ready" else self.model.ready.discard)(replica)
 
-    @rule(replica=st.sampled_from(REPLICAS))
-    def replica_dies(self, replica: str) -> None:
-        self._do(self.store.registry.put(Lease(id=replica, role="inference", state="ready"), SHORT))
-        self._elapse()
-        self.model.ready.discard(replica)
-
-    @rule(replica=st.sampled_from(REPLICAS))
-    def replica_leaves(self, replica: str) -> None:
-        self._do(self.store.registry.drop("inference", replica))
+    @precondition(lambda self: len(self.model.ready) > 1)
+    @rule(replica=st.sampled_from(REPLICAS), dies=st.booleans())
+    def replica_goes(self, replica: str, dies: bool) -> None:
+        if dies:
+            self._do(self.store.registry.put(Lease(id=replica, role="inference", state="ready"), SHORT))
+            self._elapse()
+        else:
+            self._do(self.store.registry.drop("inference", replica))
         self.model.ready.discard(replica)
 
     @rule(
-        session=SESSIONS, router=ROUTERS, exclude=st.sets(st.sampled_from(REPLICAS), max_size=2),
+        sessions=st.lists(SESSIONS, min_size=3, max_size=8), router=ROUTERS,
+        preferred=st.none() | st.sampled_from(REPLICAS),
+    )  # fmt: skip
+    def several_arrive(self, sessions: list[str | None], router: str, preferred: str | None) -> None:
+        for session in sessions:
+            self._choose(session, router, set(), preferred, {}, None)
+
+    @rule(sessions=st.lists(SESSIONS, min_size=2, max_size=5))
+    def several_leave(self, sessions: list[str | None]) -> None:
+        for session in sessions:
+            self.finish(session)
+
+    @rule(
+        session=SESSIONS, router=ROUTERS, exclude=st.sets(st.sampled_from(REPLICAS), max_size=3),
         preferred=st.none() | st.sampled_from(REPLICAS),
         changes=st.dictionaries(st.sampled_from(REPLICAS), st.integers(-2, 2), max_size=2),
         brief=st.sampled_from([None, None, None, "session", "load"]),
     )  # fmt: skip
     def choose(
+        self, session: str | None, router: str, exclude: set[str], preferred: str | None, changes: dict[str, int],
+        brief: str | None,
+    ) -> None:  # fmt: skip
+        self._choose(session, router, exclude, preferred, changes, brief)
+
+    def _choose(
         self, session: str | None, router: str, exclude: set[str], preferred: str | None, changes: dict[str, int],
         brief: str | None,
     ) -> None:  # fmt: skip
@@ -130,18 +160,24 @@ class Machine(RuleBasedStateMachine):
         self._do(self.store.sessions.finish(session or "never-opened"))
         self.model.homes.pop(session or "", None)
 
-    @rule(router=ROUTERS, open=st.dictionaries(st.sampled_from(REPLICAS), st.integers(1, 5)))
-    def report(self, router: str, open: dict[str, int]) -> None:
-        self._do(self.store.sessions.report(router, open, ttl=LONG))
+    @rule(
+        router=ROUTERS, dies=st.sampled_from([False, False, True]),
+        open=st.dictionaries(st.sampled_from(REPLICAS), st.integers(1, 2), min_size=1),
+    )  # fmt: skip
+    def router_reports(self, router: str, open: dict[str, int], dies: bool) -> None:
+        self._do(self.store.sessions.report(router, open, ttl=SHORT if dies else LONG))
         self.model.open[router] = Counter(open)
+        if dies:
+            self._elapse()
+            del self.model.open[router]
 
-    @rule(router=ROUTERS, open=st.dictionaries(st.sampled_from(REPLICAS), st.integers(1, 5), min_size=1))
-    def router_dies(self, router: str, open: dict[str, int]) -> None:
-        self._do(self.store.sessions.report(router, open, ttl=SHORT))
-        self._elapse()
-        self.model.open.pop(router, None)
+    @rule()
+    def routers_are_idle(self) -> None:
+        for router in ("r0", "r1"):
+            self._do(self.store.sessions.report(router, {}, ttl=LONG))
+        self.model.open.clear()
 
-    @precondition(lambda self: self.model.homes or self.model.open)
+    @precondition(lambda self: len(self.model.homes) > 3)
     @rule()
     def wiped(self) -> None:
         async def wipe() -> None:
@@ -150,6 +186,7 @@ class Machine(RuleBasedStateMachine):
 
         self._do(wipe())
         self.model = Model()
+        self.all_are_ready()
 
     @invariant()
     def everything_agrees(self) -> None:
@@ -191,6 +228,6 @@ def test_the_script_follows_the_model(runner: tuple[asyncio.Runner, Store]) -> N
     run_state_machine_as_test(
         lambda: Machine(*runner),
         settings=settings(
-            max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
