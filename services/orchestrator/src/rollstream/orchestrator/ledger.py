@@ -27,6 +27,7 @@ class Ledger:
     newest: int = -1
     cursors: dict[str, int] = field(default_factory=dict)
     evals: dict[str, int] = field(default_factory=dict)
+    task_counts: dict[str, int] = field(default_factory=dict)
     position: int = 1
     table: GroupTable = field(default_factory=GroupTable)
     evaluating: dict[str, EvalRun] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class Ledger:
             committed=step,
             cursors=dict(state.cursors),
             evals=dict(state.evals),
+            task_counts=dict(state.task_counts),
             position=max(1, state.low_water),
         )
 
@@ -112,4 +114,5 @@ class Ledger:
             open_groups=self.table.open_groups(),
             low_water=self.low_water(),
             evals=dict(self.evals),
+            task_counts=dict(self.task_counts),
         )

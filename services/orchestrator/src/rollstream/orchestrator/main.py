@@ -8,12 +8,11 @@ import sys
 
 from rollstream.core.config import OrchestratorConfig
 from rollstream.core.config.load import load_config
-from rollstream.core.errors import UsageError, run_main
+from rollstream.core.errors import run_main
 from rollstream.core.tasks import shutdown_event
 from rollstream.core.telemetry import MonitorGroup, configure_logging
 from rollstream.orchestrator.connections import connections
 from rollstream.orchestrator.service import OrchestratorService
-from rollstream.orchestrator.worker.environments import count_tasks
 
 EXIT_STOPPED = 143
 """A signal ended this orchestrator before the run was done."""
@@ -22,18 +21,12 @@ EXIT_STOPPED = 143
 async def run(config: OrchestratorConfig) -> int:
     """Connect and orchestrate until the run is done (0), or SIGTERM or SIGINT; returns the exit code."""
     stop = shutdown_event()
-    if not config.train:
-        raise UsageError("the orchestrator needs a training source", hint="give [[train]] with the id of a taskset")
-    train_sizes = {source.label: count_tasks(source) for source in config.train}
-    eval_sizes = {source.label: count_tasks(source) for source in config.eval}
     async with connections(config, "orchestrator") as (run_dir, bus, store):
         monitors = MonitorGroup.from_config(
             config.monitors, metrics_path=run_dir.metrics, run_name=run_dir.name, run_id=run_dir.run_id,
             component="orchestrator",
         )
-        service = OrchestratorService(
-            config, run_dir, bus, store, monitors, train_sizes=train_sizes, eval_sizes=eval_sizes
-        )
+        service = OrchestratorService(config, run_dir, bus, store, monitors)
         # What is loaded by now lives as long as the process; the collector need not walk it again.
         gc.collect()
         gc.freeze()

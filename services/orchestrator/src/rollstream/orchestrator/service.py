@@ -6,13 +6,14 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Sequence
 
 import structlog
 from redis.exceptions import RedisError
 
 from rollstream.core.bus import Bus, CommitChain, Phase, StaleWriter
-from rollstream.core.config import OrchestratorConfig
-from rollstream.core.errors import RollstreamError, first_cause
+from rollstream.core.config import OrchestratorConfig, SourceConfig
+from rollstream.core.errors import RollstreamError, UsageError, first_cause
 from rollstream.core.run import RunDir
 from rollstream.core.store import Lease, Role, Store
 from rollstream.core.tasks import TaskOwner
@@ -31,6 +32,7 @@ from rollstream.orchestrator.loop import Loop
 from rollstream.orchestrator.pacing import Pacing
 from rollstream.orchestrator.phases import PhaseWriter
 from rollstream.orchestrator.recovery import resume
+from rollstream.orchestrator.task_counts import ENDLESS, fingerprint, task_counts
 from rollstream.orchestrator.traces import TraceWriter, advantages_by_subject
 from rollstream.orchestrator.waiting import what_it_waits_for
 
@@ -56,17 +58,12 @@ class OrchestratorService:
         bus: Bus,
         store: Store,
         monitors: MonitorGroup,
-        *,
-        train_sizes: dict[str, int | None],
-        eval_sizes: dict[str, int | None],
     ) -> None:
         self.config = config
         self.id = f"{socket.gethostname()}-{os.getpid()}"
         self._bus = bus
         self._store = store
         self._monitors = monitors
-        self._train_sizes = train_sizes
-        self._eval_sizes = eval_sizes
         self._changed = asyncio.Event()
         self._metrics_address = ""
         self._traces = TraceWriter(run.rollouts) if config.write_rollouts else None
@@ -76,12 +73,15 @@ class OrchestratorService:
 
         Raises ``StaleWriter`` when another orchestrator took over, and whatever makes the run impossible.
         """
+        if not self.config.train:
+            raise UsageError("the orchestrator needs a training source", hint="give [[train]] with the id of a taskset")
         await self._bus.create_streams()
         chain = await self._bus.chain()
+        counts = await task_counts([*self.config.train, *self.config.eval], chain.head.state.task_counts)
         await chain.take(self.id)
         phases = PhaseWriter(self._bus, chain.head.epoch)
         try:
-            await self._run(chain, phases, stop)
+            await self._run(chain, phases, counts, stop)
             return phases.current is Phase.DONE
         except Exception as error:
             cause = first_cause(error)
@@ -89,14 +89,17 @@ class OrchestratorService:
                 await phases.fail(str(cause))
             raise
 
-    async def _run(self, chain: CommitChain, phases: PhaseWriter, stop: asyncio.Event) -> None:
+    async def _run(
+        self, chain: CommitChain, phases: PhaseWriter, counts: dict[str, int], stop: asyncio.Event
+    ) -> None:
         config = self.config
         ledger = Ledger.restored(chain.head.timeline, chain.head.step, chain.head.state)
+        ledger.task_counts = counts
         newest = await self._bus.weights.newest(ledger.timeline)
         ledger.newest = newest.version if newest is not None else -1
         collector = Collector(self._bus, ledger, self._changed)
-        dispatcher = Dispatcher(self._bus, config, ledger, _pacing(config), self._train_sizes)
-        evals = EvalRunner(self._bus, config, ledger, dispatcher, self._eval_sizes, self._evaluated)
+        dispatcher = Dispatcher(self._bus, config, ledger, _pacing(config), _sizes(config.train, counts))
+        evals = EvalRunner(self._bus, config, ledger, dispatcher, _sizes(config.eval, counts), self._evaluated)
         credit = credit_assignment(config)
         committer = Committer(chain, ledger, lambda _: credit, prune_zero_advantage=config.prune_zero_advantage)
         loop = Loop(
@@ -185,6 +188,12 @@ class OrchestratorService:
             except (RedisError, OSError) as error:
                 _log.warning("the store is away", error=str(error))
             await asyncio.sleep(HEARTBEAT_SECONDS)
+
+
+def _sizes(sources: Sequence[SourceConfig], counts: dict[str, int]) -> dict[str, int | None]:
+    """Label → number of tasks, None for an endless taskset."""
+    found = {source.label: counts[fingerprint(source)] for source in sources}
+    return {label: None if count == ENDLESS else count for label, count in found.items()}
 
 
 def _ledger_gauges(ledger: Ledger) -> dict[str, tuple[str, float]]:

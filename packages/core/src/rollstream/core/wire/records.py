@@ -141,7 +141,8 @@ class OrchestratorState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """What a starting orchestrator needs to go on exactly where a commit left off.
 
     ``cursors``: source → number of training groups created so far. ``rng``: opaque sampler state.
-    ``low_water``: ROLLOUTS stream sequence below which every training rollout is decided.
+    ``low_water``: ROLLOUTS stream sequence below which every training rollout is decided. ``task_counts``: taskset and
+    args, by fingerprint → number of tasks (-1: endless).
     """
 
     cursors: dict[str, int] = {}
@@ -151,6 +152,7 @@ class OrchestratorState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     open_groups: tuple[OpenGroup, ...] = ()
     low_water: int = 1
     evals: dict[str, int] = {}
+    task_counts: dict[str, int] = {}
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
