@@ -201,6 +201,21 @@ async def test_a_session_whose_replica_is_gone_goes_to_the_least_loaded_and_not_
     assert moved is not None and (moved.replica, moved.bound) == ("c", False)
 
 
+async def test_a_run_that_was_killed_leaves_no_key_though_nobody_calls_any_more(store: Store) -> None:
+    for role in ("inference", "router", "trainer"):
+        await store.registry.put(replica("a", role=role), 0.4)
+    for n in range(3):
+        await store.sessions.choose(f"long{n}", router="r", ttl=0.4, load_ttl=0.4)
+        await store.sessions.choose(f"short{n}", router="q", ttl=0.1, load_ttl=0.1)
+    await store.registry.put(replica("b"), 0.1)
+    await asyncio.sleep(0.15)
+    assert [lease.id for lease in await store.registry.list("inference")] == ["a"], "the longest entry keeps the key"
+    again = await store.sessions.choose("long0", router="r", ttl=0.1, load_ttl=0.1)
+    assert again is not None and again.bound
+    await asyncio.sleep(0.5)
+    assert await keys_of(store) == []
+
+
 # --- outages -------------------------------------------------------------------------------------------------------
 
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+OUTLIVE = """
+local function outlive(key, ms)
+  local left = redis.call('PTTL', key)
+  if left ~= -2 and left < tonumber(ms) then redis.call('PEXPIRE', key, ms) end
+end
+"""
+"""Lua that scripts begin with: a key lives as long as the longest entry in it, so that a killed run leaves none."""
+
 
 class Keys:
-    """Keys of one run: ``rs:{<run>}:…``."""
+    """Keys of one run: ``rs:{<run>}:…``. Every one of them expires by itself once nobody writes any more."""
 
     def __init__(self, run: str) -> None:
         self.prefix = f"rs:{{{run}}}:"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import urlsplit
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -15,6 +14,7 @@ from rollstream.core.store.keys import Keys
 from rollstream.core.store.progress import ProgressLeases
 from rollstream.core.store.registry import Registry
 from rollstream.core.store.sessions import Sessions
+from rollstream.core.urls import without_credentials
 
 CONNECT_SECONDS = 5.0
 MAX_CONNECTIONS = 32
@@ -51,7 +51,7 @@ class Store:
             StoreUnavailable: no answer within ``connect_timeout`` seconds, or the password is refused.
             EvictingStore: ``maxmemory-policy`` is not ``noeviction``.
         """
-        shown = _without_password(url)
+        shown = without_credentials(url)
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
@@ -109,8 +109,3 @@ async def _refuse_eviction(redis: Redis, shown: str) -> None:
             f"Redis at {shown} has maxmemory-policy {policy}: it would silently drop leases and sessions",
             hint="set it to noeviction (redis-cli CONFIG SET maxmemory-policy noeviction, and in its redis.conf)",
         )
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

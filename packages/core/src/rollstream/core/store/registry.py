@@ -8,7 +8,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from rollstream.core.store.bounded import bounded
-from rollstream.core.store.keys import Keys
+from rollstream.core.store.keys import OUTLIVE, Keys
 
 Role = Literal["inference", "router", "trainer", "orchestrator", "env-worker"]
 State = Literal["starting", "loading", "ready", "draining", "failed"]
@@ -38,14 +38,18 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # KEYS: leases, expiries, ready. ARGV: id, lease, ttl ms, '1' when it takes requests.
-_PUT = """
+_PUT = (
+    OUTLIVE
+    + """
 local t = redis.call('TIME')
 local expires = t[1] * 1000 + math.floor(t[2] / 1000) + ARGV[3]
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], expires, ARGV[1])
 if ARGV[4] == '1' then redis.call('ZADD', KEYS[3], expires, ARGV[1]) else redis.call('ZREM', KEYS[3], ARGV[1]) end
+for _, key in ipairs(KEYS) do outlive(key, ARGV[3]) end
 return 1
 """
+)
 
 # KEYS: leases, expiries, ready. Returns lease, expiry ms, lease, expiry ms, …
 _LIST = """

@@ -8,12 +8,14 @@ import msgspec
 from redis.asyncio import Redis
 
 from rollstream.core.store.bounded import bounded
-from rollstream.core.store.keys import Keys
+from rollstream.core.store.keys import OUTLIVE, Keys
 
 # Shared head of the scripts: server time, and the removal of what has expired. A session is a member of SESSIONS (its
 # expiry), a field of HOMES (its replica) and one of COUNTS (sessions per replica); all three are deleted by Redis when
 # empty. A router's open requests are the hash <LOADS><router>; ROUTERS (score: expiry) says which of them count.
-_HEAD = """
+_HEAD = (
+    OUTLIVE
+    + """
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local SESSIONS, HOMES, COUNTS, ROUTERS, READY, LOADS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -33,6 +35,7 @@ local function prune(limit)
   end
 end
 """
+)
 
 # ARGV: session ('' for none), router, session ttl ms, load ttl ms, preferred replica ('' for none), number of changes,
 # replica, change, replica, change, …, excluded replicas…
@@ -45,6 +48,7 @@ local mine, first = LOADS .. router, 7 + 2 * ARGV[6]
 local function keep_load()  -- also when no replica is left: load that nothing expires would stand for ever
   redis.call('PEXPIRE', mine, ARGV[4])
   redis.call('ZADD', ROUTERS, now + ARGV[4], router)
+  outlive(ROUTERS, ARGV[4])
 end
 for i = 7, first - 1, 2 do
   if redis.call('HINCRBY', mine, ARGV[i], ARGV[i + 1]) <= 0 then redis.call('HDEL', mine, ARGV[i]) end
@@ -93,6 +97,7 @@ if session ~= '' then
     redis.call('HINCRBY', COUNTS, chosen, 1)
   end
   redis.call('ZADD', SESSIONS, now + ARGV[3], session)
+  for _, key in ipairs({SESSIONS, HOMES, COUNTS}) do outlive(key, ARGV[3]) end
 end
 redis.call('HINCRBY', mine, chosen, 1)
 keep_load()
@@ -114,6 +119,7 @@ for i = 3, #ARGV, 2 do redis.call('HSET', key, ARGV[i], ARGV[i + 1]) end
 if #ARGV > 2 then
   redis.call('PEXPIRE', key, ARGV[2])
   redis.call('ZADD', ROUTERS, now + ARGV[2], ARGV[1])
+  outlive(ROUTERS, ARGV[2])
 else
   redis.call('ZREM', ROUTERS, ARGV[1])
 end
