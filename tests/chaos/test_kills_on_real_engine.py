@@ -1,4 +1,4 @@
-"""One run on real vLLM with three seeded ``kill -9`` (trainer, env worker, orchestrator): nothing lost, nothing doubled."""
+"""One run on real vLLM, three seeded ``kill -9`` (trainer, env worker, orchestrator): nothing lost, nothing doubled."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class OrchestratorService:
     # --- what the loop reports -------------------------------------------------------------------------------------
 
     def _committed(self, content: BatchContent, groups: list[GroupInProgress]) -> None:
-        self._monitors.log(content.step, content.metrics)
+        # The metrics ride in the batch record: the trainer logs them with its own, one line a step.
         if self._traces is not None:
             members = [member for group in groups for _, member in sorted(group.members.items())]
             self._traces.write(content.step, "train", members, advantages_by_subject(content.samples))
