@@ -6,11 +6,14 @@ from rollstream.core.bus.commands import CommandFailed, Commands
 from rollstream.core.bus.connection import Bus, PutResult, Stored
 from rollstream.core.bus.errors import (
     BlobMissing,
+    BusClosed,
     BusUnavailable,
     ChainBroken,
     DigestMismatch,
+    RecordsLost,
     StaleWriter,
     StreamMismatch,
+    StreamMissing,
 )
 from rollstream.core.bus.intent import Intent, IntentStore, Phase
 from rollstream.core.bus.leases import EpisodeLease, EpisodeQueue
@@ -23,6 +26,7 @@ __all__ = [
     "STREAMS",
     "BlobMissing",
     "Bus",
+    "BusClosed",
     "BusUnavailable",
     "ChainBroken",
     "ChainHead",
@@ -39,9 +43,11 @@ __all__ = [
     "Phase",
     "PutResult",
     "Reader",
+    "RecordsLost",
     "StaleWriter",
     "Stored",
     "StreamMismatch",
+    "StreamMissing",
     "StreamSettings",
     "Subjects",
     "WeightLog",

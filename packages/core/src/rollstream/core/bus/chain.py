@@ -10,7 +10,6 @@ import msgspec
 from nats.js.api import Header
 
 from rollstream.core import failpoints
-from rollstream.core.bus import retry
 from rollstream.core.bus.chain_state import ChainHead, follow, violation
 from rollstream.core.bus.errors import ChainBroken, StaleWriter
 from rollstream.core.errors import RollstreamError
@@ -107,24 +106,15 @@ class CommitChain:
         data = await self._bus.prepare(record)
         subject = self._bus.subjects.commits
         expected = self.head.seq
-        # The payload is flushed before the failpoint, so that the server has it while this process dies.
         if isinstance(record, Batch):
+            # The payload is flushed before the failpoint, so that the server has it while this process dies.
             if failpoints.armed("after_commit_before_ack"):
                 headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(expected)}
                 await self._bus.client.publish(subject, data, headers=headers)
                 await self._bus.client.flush()
             failpoints.hit("after_commit_before_ack")
 
-        async def attempt() -> int:
-            headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(expected)}
-            try:
-                return (await self._bus.js.publish(subject, data, headers=headers)).seq
-            except Exception as error:
-                if not retry.wrong_last_sequence(error):
-                    raise
-            return await self._read_back(expected, data)
-
-        seq = await retry.through_outages(attempt, on_wait=self._bus.on_wait)
+        seq = await self._bus.append(subject, data, after=expected, beaten=lambda: self._read_back(expected, data))
         self.head = follow(self.head, record, seq, digest(data))
         return self._bus.stored(subject, seq, data)
 
@@ -135,6 +125,11 @@ class CommitChain:
         if stored is not None and stored.data == data:
             return stored.seq
         if stored is None:
+            if await self._bus.holds_nothing("COMMITS"):
+                raise ChainBroken(
+                    f"COMMITS is empty, though this process has read up to sequence {expected}",
+                    hint="was it purged by hand? resume from the last checkpoint",
+                )
             raise TimeoutError("the head moved, but nothing can be read behind it yet")
         who = getattr(commit_of(stored), "writer", "another writer")
         raise StaleWriter(

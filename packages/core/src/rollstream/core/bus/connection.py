@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +12,7 @@ import nats.errors
 import structlog
 from nats.aio.client import Client
 from nats.js import JetStreamContext
+from nats.js.api import Header, StreamState
 from nats.js.errors import APIError, NotFoundError
 
 from rollstream.core import failpoints
@@ -21,6 +22,7 @@ from rollstream.core.bus.errors import BlobMissing, BusUnavailable
 from rollstream.core.bus.reader import Reader
 from rollstream.core.bus.streams import StreamSettings
 from rollstream.core.bus.subjects import Subjects
+from rollstream.core.urls import without_credentials
 from rollstream.core.wire import AnyRecord, Array, Event, Record, decode, digest, encode
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from rollstream.core.bus.leases import EpisodeQueue
     from rollstream.core.bus.weights import WeightLog
 
+T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=Record)
 _log = structlog.get_logger(__name__)
 
@@ -86,13 +89,18 @@ class Bus:
         async def failed(error: Exception) -> None:
             _log.warning("bus error", error=str(error) or type(error).__name__)
 
+        async def closed() -> None:
+            if client.last_error is not None:
+                _log.error("NATS closed this connection for good", error=str(client.last_error))
+
         client = Client()
         try:
             # The client tries for ever by itself (max_reconnect_attempts counts from the first connection on).
             async with asyncio.timeout(connect_timeout):
                 await client.connect(
-                    url, name=name, token=credentials, error_cb=failed, allow_reconnect=True, max_reconnect_attempts=-1,
-                    reconnect_time_wait=1, ping_interval=15, connect_timeout=2, pending_size=64 * 1024 * 1024,
+                    url, name=name, token=credentials, error_cb=failed, closed_cb=closed, allow_reconnect=True,
+                    max_reconnect_attempts=-1, reconnect_time_wait=1, ping_interval=15, connect_timeout=2,
+                    pending_size=64 * 1024 * 1024,
                 )  # fmt: skip
         except (TimeoutError, nats.errors.Error, OSError, ValueError) as error:
             with suppress(Exception):
@@ -100,7 +108,7 @@ class Bus:
                     await client.close()
             reason = str(error) or "no answer"
             raise BusUnavailable(
-                f"NATS at {url} does not answer within {connect_timeout:g} s ({reason})",
+                f"NATS at {without_credentials(url)} does not answer within {connect_timeout:g} s ({reason})",
                 hint="start it, or correct --bus.url; without a URL `rollstream rl` starts one itself",
             ) from error
         return cls(client, run, on_wait)
@@ -122,9 +130,22 @@ class Bus:
 
     async def create_streams(self, settings: StreamSettings = StreamSettings()) -> None:  # noqa: B008 - frozen
         """Create the run's streams and intent bucket where missing; raise ``StreamMismatch`` on other settings."""
-        await retry.through_outages(
-            lambda: streams.create_streams(self.js, self.subjects, settings), deadline=30.0, on_wait=self.on_wait
-        )
+        try:
+            await retry.through_outages(
+                lambda: streams.create_streams(self.js, self.subjects, settings), deadline=15.0, on_wait=self.on_wait
+            )
+        except Exception as error:
+            if retry.stream_full(error):
+                raise BusUnavailable(
+                    f"NATS has no room for the streams of this run ({settings.max_bytes / 2**30:g} GiB each): {error}",
+                    hint="raise max_file_store of the server, or delete the streams of runs that are over",
+                ) from error
+            if retry.server_away(error):
+                raise BusUnavailable(
+                    f"NATS answers, its JetStream does not ({str(error) or type(error).__name__})",
+                    hint="start nats-server with JetStream: -js, or a jetstream block in its configuration",
+                ) from error
+            raise
         await self.intent.create()
 
     async def verify_streams(self, settings: StreamSettings = StreamSettings()) -> None:  # noqa: B008 - frozen
@@ -137,23 +158,53 @@ class Bus:
 
     async def last_sequence(self, stream: str) -> int:
         """Sequence of the newest message ever written to ``stream`` (0 for none)."""
-        info = await retry.through_outages(lambda: self.js.stream_info(self.subjects.stream(stream)))
-        return info.state.last_seq
+        return (await self._state(stream)).last_seq
 
     async def first_sequence(self, stream: str) -> int:
         """Sequence of the oldest message still on ``stream``."""
-        info = await retry.through_outages(lambda: self.js.stream_info(self.subjects.stream(stream)))
-        return info.state.first_seq
+        return (await self._state(stream)).first_seq
+
+    async def holds_nothing(self, stream: str) -> bool:
+        """Whether no message is left on ``stream``."""
+        return (await self._state(stream)).messages == 0
+
+    async def _state(self, stream: str) -> StreamState:
+        name = self.subjects.stream(stream)
+        return (await self._ask(name, lambda: self.js.stream_info(name))).state
 
     async def purge_below(self, stream: str, seq: int) -> None:
         """Remove every message of ``stream`` with a sequence below ``seq``."""
         if seq <= await self.first_sequence(stream):
             return
-        await retry.through_outages(lambda: self.js.purge_stream(self.subjects.stream(stream), seq=seq))
+        name = self.subjects.stream(stream)
+        await self._ask(name, lambda: self.js.purge_stream(name, seq=seq))
 
     async def purge_subject(self, stream: str, subject: str) -> None:
         """Remove every message of ``stream`` under ``subject`` (wildcards allowed)."""
-        await retry.through_outages(lambda: self.js.purge_stream(self.subjects.stream(stream), subject=subject))
+        name = self.subjects.stream(stream)
+        await self._ask(name, lambda: self.js.purge_stream(name, subject=subject))
+
+    async def _ask(self, stream: str, action: Callable[[], Awaitable[T]], *, deadline: float | None = None) -> T:
+        """``action`` on ``stream`` through outages; raises ``StreamMissing`` instead of waiting for what is gone."""
+        try:
+            return await retry.through_outages(
+                action, deadline=deadline, on_wait=self.on_wait, still_hopeful=lambda: self.require(stream)
+            )
+        except NotFoundError as error:
+            if not retry.stream_missing(error):
+                raise
+            raise retry.missing(stream) from error
+
+    async def require(self, stream: str) -> None:
+        """Raise ``StreamMissing`` when the server is there and says that ``stream`` is not."""
+        try:
+            await self.js.stream_info(stream)
+        except NotFoundError as error:
+            raise retry.missing(stream) from error
+        except nats.errors.ConnectionClosedError as error:
+            raise retry.closed_for_good() from error
+        except (nats.errors.Error, TimeoutError, OSError):
+            return
 
     # --- records ---------------------------------------------------------------------------------------------------
 
@@ -183,7 +234,25 @@ class Bus:
             # Equal bytes are this very write whose acknowledgement was lost: it counts as created.
             return PutResult(standing, created=standing.data == data)
 
-        return await retry.through_outages(attempt, deadline=deadline, on_wait=self.on_wait)
+        return await self._ask(stream, attempt, deadline=deadline)
+
+    async def append(self, subject: str, data: bytes, *, after: int, beaten: Callable[[], Awaitable[int]]) -> int:
+        """Append to ``subject`` whose last sequence must be ``after``; the sequence of the message.
+
+        ``beaten`` is asked for it when another message stands there already: perhaps it is this very one.
+        """
+        stream = self._stream_of(subject)
+        headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
+
+        async def attempt() -> int:
+            try:
+                return (await self.js.publish(subject, data, stream=stream, headers=headers)).seq
+            except APIError as error:
+                if not retry.wrong_last_sequence(error):
+                    raise
+            return await beaten()
+
+        return await self._ask(stream, attempt)
 
     async def prepare(self, record: Record) -> bytes:
         """Bytes of ``record`` with its large arrays spilled; its blobs are on the bus when this returns."""
@@ -197,11 +266,11 @@ class Bus:
     async def get(self, subject: str) -> Stored | None:
         """What stands on ``subject``, or None."""
         stream = self._stream_of(subject)
-        return await retry.through_outages(lambda: self._last(stream, subject), on_wait=self.on_wait)
+        return await self._ask(stream, lambda: self._last(stream, subject))
 
     async def _last(self, stream: str, subject: str) -> Stored | None:
         try:
-            # The leader answers, not a cache: a write that was acknowledged is always seen.
+            # A run's streams have one replica: a write that was acknowledged is always seen.
             message = await self.js.get_msg(stream, subject=subject, direct=True)
         except NotFoundError:
             return None
@@ -234,7 +303,7 @@ class Bus:
                     if not retry.subject_taken(error):  # taken: the same content is there already
                         raise
 
-            await retry.through_outages(attempt, on_wait=self.on_wait)
+            await self._ask(stream, attempt)
 
         for index, piece in enumerate(chunks(data)):
             await write(index, piece)

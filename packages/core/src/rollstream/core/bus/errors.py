@@ -13,6 +13,18 @@ class StreamMismatch(UsageError):
     """A stream or consumer exists with settings other than the declared ones."""
 
 
+class BusClosed(RollstreamError):
+    """NATS has closed this connection for good (it refuses the client); only a new process connects again."""
+
+
+class StreamMissing(RollstreamError):
+    """The server is there, a stream of the run is not."""
+
+
+class RecordsLost(RollstreamError):
+    """A stream ends before records that this process has read: it was made anew, or its server lost data."""
+
+
 class StaleWriter(RollstreamError):
     """Another orchestrator has taken the commit chain; this one must stop."""
 

@@ -102,7 +102,11 @@ class EpisodeQueue:
             messages = await self._pull.fetch(limit, timeout=min(timeout, 5.0))
         except nats.errors.TimeoutError:
             return []
+        except nats.errors.ConnectionClosedError as error:
+            raise retry.closed_for_good() from error
         except (APIError, nats.errors.Error, OSError) as error:
+            if retry.stream_missing(error):
+                raise retry.missing(self._stream) from error
             if not (retry.server_away(error) or isinstance(error, nats.errors.BadSubscriptionError | NotFoundError)):
                 raise
             await self.close()

@@ -11,9 +11,10 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.errors import APIError
+from nats.js.errors import APIError, BadRequestError
 
-from rollstream.core.bus.retry import server_away
+from rollstream.core.bus.errors import RecordsLost
+from rollstream.core.bus.retry import closed_for_good, missing, server_away, stream_missing
 
 if TYPE_CHECKING:
     from rollstream.core.bus.connection import Bus, Stored
@@ -27,8 +28,9 @@ class Reader:
 
     Lifecycle: lazily makes an ephemeral pull consumer, and makes a new one from its own position after any fault, so
     it survives server restarts, purges and its consumer's expiry. ``close`` (or ``async with``) removes the consumer.
-    Invariant: messages come in stream order, each at most once; ``position`` is the next sequence it will accept.
-    Not for concurrent use.
+    Invariant: messages come in stream order, each once, none left out; ``position`` is the next sequence it accepts.
+    The server sends each message once and forgets it: what a broken connection or a cancelled call swallowed shows as
+    a gap in the consumer's own numbering, and is read again. Not for concurrent use.
     """
 
     def __init__(self, bus: Bus, stream: str, from_seq: int, subject: str | None) -> None:
@@ -37,6 +39,7 @@ class Reader:
         self._subject = subject
         self.position = max(from_seq, 1)
         self._pull: JetStreamContext.PullSubscription | None = None
+        self._delivered = 0
 
     async def __aenter__(self) -> Reader:
         return self
@@ -50,18 +53,25 @@ class Reader:
         return found[0] if found else None
 
     async def batch(self, limit: int, timeout: float) -> list[Stored]:
-        """Up to ``limit`` messages: waits up to ``timeout`` seconds for the first, takes what is there with it."""
+        """Up to ``limit`` messages: waits up to ``timeout`` seconds for the first, takes what is there with it.
+
+        A server that is away takes a few seconds more. Raises ``StreamMissing``, ``RecordsLost`` and ``BusClosed``.
+        """
         ends = time.monotonic() + timeout
         while True:
             messages = await self._fetch(limit, max(0.02, min(FETCH_SECONDS, ends - time.monotonic())))
-            found = [stored for message in messages if (stored := self._accept(message)) is not None]
+            found = []
+            for message in messages:
+                if message.metadata.sequence.consumer != self._delivered + 1:
+                    await self._drop()  # the next fetch starts at the position, with a new consumer
+                    break
+                self._delivered += 1
+                found.append(self._accept(message))
             if found or time.monotonic() >= ends:
                 return found
 
-    def _accept(self, message: Msg) -> Stored | None:
+    def _accept(self, message: Msg) -> Stored:
         sequence = message.metadata.sequence.stream
-        if sequence < self.position:
-            return None
         self.position = sequence + 1
         return self._bus.stored(message.subject, sequence, message.data)
 
@@ -75,8 +85,13 @@ class Reader:
             # Silence: either nothing is new, or the consumer is gone with a restarted server.
             if not self._bus.connected or not await self._alive():
                 await self._drop()
+        except nats.errors.ConnectionClosedError as error:
+            raise closed_for_good() from error
         except (APIError, nats.errors.Error, OSError) as error:
-            if not (server_away(error) or isinstance(error, APIError | nats.errors.BadSubscriptionError)):
+            if stream_missing(error):
+                raise missing(self._stream) from error
+            passing = isinstance(error, APIError | nats.errors.BadSubscriptionError)
+            if not (server_away(error) or (passing and not isinstance(error, BadRequestError))):
                 raise
             await self._drop()
         await asyncio.sleep(max(0.0, min(0.2, seconds - (time.monotonic() - started))))
@@ -103,6 +118,13 @@ class Reader:
             num_replicas=1,
         )
         js = self._bus.js
+        last = (await js.stream_info(self._stream)).state.last_seq
+        if last < self.position - 1:  # numbers never go back on a stream that lives
+            raise RecordsLost(
+                f"stream {self._stream} ends at sequence {last}, this process has read up to {self.position - 1}",
+                hint="its server lost records or has another store directory: restore that, or start from a checkpoint",
+            )
+        self._delivered = 0
         info = await js.add_consumer(self._stream, config)
         return await js.pull_subscribe_bind(consumer=info.name, stream=self._stream)
 

@@ -15,7 +15,7 @@ STREAMS = ("GROUPS", "EPISODES", "ROLLOUTS", "BLOBS", "COMMITS", "WEIGHTS", "EVE
 
 _COMPARED = (
     "subjects", "retention", "max_msgs", "max_bytes", "discard", "discard_new_per_subject", "max_msgs_per_subject",
-    "storage",
+    "storage", "max_age", "allow_direct",
 )  # fmt: skip
 
 
@@ -49,6 +49,7 @@ def stream_configs(subjects: Subjects, settings: StreamSettings) -> list[StreamC
                 discard_new_per_subject=once,
                 max_msgs_per_subject=1 if once else -1,
                 storage=settings.storage,
+                max_age=0.0,
                 allow_direct=True,
                 duplicate_window=120,
             )
