@@ -175,6 +175,7 @@ class OrchestratorService:
 
     async def _heartbeat(self, ledger: Ledger, loop: Loop, evals: EvalRunner) -> None:
         """Lease and progress. A store that is away costs the display, never the run."""
+        told = -1
         while True:
             lease = Lease(
                 id=self.id, role=COMPONENT, state="ready", timeline=ledger.timeline, version=ledger.newest,
@@ -184,6 +185,9 @@ class OrchestratorService:
             waits = what_it_waits_for(self.config, ledger, paused=loop.paused, holds=evals.holds_first_batch)
             try:
                 await self._store.registry.put(lease, LEASE_SECONDS)
+                if ledger.committed != told:  # the wait for the next batch is a new one, for the same reason
+                    await self._store.progress.working(COMPONENT, self.id, f"committed batch {ledger.committed}")
+                    told = ledger.committed
                 await self._store.progress.waiting(COMPONENT, self.id, waits.reason, None, waits.detail)
             except (RedisError, OSError) as error:
                 _log.warning("the store is away", error=str(error))
