@@ -1,8 +1,8 @@
 """The model that RL starts from: a small Qwen3, taught to write phrases backwards by imperfect demonstrations.
 
 In each demonstration a share of the characters is replaced by a random one. The model learns how to reverse and, as
-well, to err as often as its teacher: it samples what it saw. That leaves headroom which supervised training on the same
-data could never close, and which reinforcement learning closes from rewards alone.
+well, to err as often as its teacher: it samples what it saw. That leaves headroom which reinforcement
+learning closes from rewards alone.
 """
 
 from __future__ import annotations

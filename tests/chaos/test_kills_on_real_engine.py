@@ -15,7 +15,7 @@ from support.independent_reader import audit_run
 from support.launches import Launch, launched
 from support.warm_model import EXAMPLE, warm_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 STEPS = 16
 SEED = 7

@@ -13,7 +13,7 @@ from support.independent_reader import audit_run
 from support.launches import launched
 from support.warm_model import EXAMPLE, warm_model
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(800)]
 
 STEPS = 24
 REWARD = "train/agg/effective/agent/reward/mean"
