@@ -114,6 +114,9 @@ def test_errors_become_one_message_and_an_exit_code(capsys: pytest.CaptureFixtur
     nested = ExceptionGroup("tasks", [ExceptionGroup("more", [RollstreamError("lost")])])
     assert run_main(lambda: main(nested)) == EXIT_FAILURE == 1
     assert capsys.readouterr().err == "error: lost\n"
+    secret = UsageError("cannot reach nats://s3cret@host:4222", hint="is api_key=0123456789 right?")
+    run_main(lambda: main(secret))
+    assert capsys.readouterr().err == "error: cannot reach nats://…@host:4222\n  → is api_key=… right?\n"
     assert run_main(lambda: None) == 0
     with pytest.raises(ZeroDivisionError):
         run_main(lambda: main(ZeroDivisionError()))

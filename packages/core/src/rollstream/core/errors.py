@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from rollstream.core.redaction import redact
+
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_STALE = 4
@@ -39,12 +41,13 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def run_main(main: Callable[[], int | None]) -> int:
-    """Run ``main``; a :class:`RollstreamError` becomes one message on stderr and its exit code, without a traceback."""
+    """Run ``main``; a :class:`RollstreamError` becomes one message on stderr and its exit code, without a traceback
+    and without secrets."""
     try:
         return main() or 0
     except Exception as error:
         cause = first_cause(error)
         if not isinstance(cause, RollstreamError):
             raise
-        print(f"error: {cause}", file=sys.stderr, flush=True)
+        print(f"error: {redact(str(cause))}", file=sys.stderr, flush=True)
         return cause.exit_code
