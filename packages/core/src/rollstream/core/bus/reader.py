@@ -29,8 +29,9 @@ class Reader:
     Lifecycle: lazily makes an ephemeral pull consumer, and makes a new one from its own position after any fault, so
     it survives server restarts, purges and its consumer's expiry. ``close`` (or ``async with``) removes the consumer.
     Invariant: messages come in stream order, each once, none left out; ``position`` is the next sequence it accepts.
-    The server sends each message once and forgets it: what a broken connection or a cancelled call swallowed shows as
-    a gap in the consumer's own numbering, and is read again. Not for concurrent use.
+    The server sends each message once and forgets it. What a broken connection or a cancelled call swallowed shows as
+    a gap in the consumer's own numbering, or, when nothing followed it, as deliveries that the server counts and this
+    reader has not seen; it is read again. Not for concurrent use.
     """
 
     def __init__(self, bus: Bus, stream: str, from_seq: int, subject: str | None) -> None:
@@ -80,10 +81,11 @@ class Reader:
         try:
             if self._pull is None:
                 self._pull = await self._subscribe()
-            return await self._pull.fetch(limit, timeout=seconds)
-        except nats.errors.TimeoutError:
-            # Silence: either nothing is new, or the consumer is gone with a restarted server.
-            if not self._bus.connected or not await self._alive():
+            with suppress(TimeoutError):  # the client raises its own and the plain one
+                if messages := await self._pull.fetch(limit, timeout=seconds):
+                    return messages
+            # Silence: nothing is new, or the consumer is gone with a restarted server, or the last message got lost.
+            if not self._bus.connected or not await self._has_delivered_no_more():
                 await self._drop()
         except nats.errors.ConnectionClosedError as error:
             raise closed_for_good() from error
@@ -97,15 +99,16 @@ class Reader:
         await asyncio.sleep(max(0.0, min(0.2, seconds - (time.monotonic() - started))))
         return []
 
-    async def _alive(self) -> bool:
+    async def _has_delivered_no_more(self) -> bool:
+        """Whether the consumer lives and has sent nothing that did not arrive here."""
         if self._pull is None:
             return False
         try:
             async with asyncio.timeout(2.0):
-                await self._pull.consumer_info()
+                delivered = (await self._pull.consumer_info()).delivered
         except (APIError, nats.errors.Error, TimeoutError, OSError):
             return False
-        return True
+        return delivered is None or delivered.consumer_seq == self._delivered
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
         config = ConsumerConfig(
