@@ -20,6 +20,9 @@ from support.tiny_model import make_tiny_model
 
 SERVER_NAMES = {"nats": ("nats-server",), "redis": ("valkey-server", "redis-server")}
 
+STEPS = 30
+"""Enough to look at the run while it goes on."""
+
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -53,35 +56,35 @@ def component(launch: Launch, name: str) -> psutil.Process:
 
 def test_a_run_completes_and_can_be_looked_at(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "outputs" / "run"
-    with launched(*arguments(model, 3, token_delay=0.002), cwd=tmp_path) as launch:
+    with launched(*arguments(model, STEPS, token_delay=0.1), cwd=tmp_path) as launch:
         launch.until(lambda: len(steps_of(run)) >= 1, 180)
         code, status = run_to_end("status", str(run), "--json", cwd=tmp_path)
         assert launch.wait(180) == 0, launch.text()
         assert launch.alive() == []
-    assert steps_of(run) == [1, 2, 3]
-    assert "step 3/3" in launch.text()
+    assert steps_of(run) == list(range(1, STEPS + 1))
+    assert f"step {STEPS}/{STEPS}" in launch.text()
 
     seen = json.loads(status)
-    assert code == 0 and seen["max_steps"] == 3 and seen["phase"] in ("running", "draining", "finalising", "done")
+    assert code == 0 and seen["max_steps"] == STEPS and seen["phase"] in ("running", "draining", "finalising", "done")
     assert {member["role"] for member in seen["members"]} >= {"inference", "router"}
 
     assert (run / "logs" / "latest" / "trainer.log").exists()
-    assert json.loads((run / "configs" / "latest" / "resolved" / "trainer.json").read_text())["max_steps"] == 3
+    assert json.loads((run / "configs" / "latest" / "resolved" / "trainer.json").read_text())["max_steps"] == STEPS
     code, after = run_to_end("status", str(run), cwd=tmp_path)
-    assert code == 0 and "3/3" in after and "not running" in after
+    assert code == 0 and f"{STEPS}/{STEPS}" in after and "not running" in after
 
 
 def test_ctrl_c_stops_in_order_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "outputs" / "run"
-    with launched(*arguments(model, 4, token_delay=0.02), cwd=tmp_path) as launch:
+    with launched(*arguments(model, STEPS, token_delay=0.1), cwd=tmp_path) as launch:
         launch.until(lambda: len(steps_of(run)) >= 1, 180)
         launch.interrupt()
         assert launch.wait(60) == 130, launch.text()
         assert launch.alive() == []
         assert "--resume" in launch.text()
-    code, output = run_to_end(*arguments(model, 4, "--resume"), cwd=tmp_path, timeout=240)
+    code, output = run_to_end(*arguments(model, STEPS, "--resume"), cwd=tmp_path, timeout=240)
     assert code == 0, output
-    assert sorted(set(steps_of(run))) == [1, 2, 3, 4]
+    assert sorted(set(steps_of(run))) == list(range(1, STEPS + 1))
     assert (run / "logs" / "latest").readlink().name == "attempt_2"
 
 
@@ -99,7 +102,7 @@ def test_ctrl_c_twice_stops_at_once(model: Path, tmp_path: Path) -> None:
 
 def test_a_killed_launcher_leaves_nothing_and_resume_goes_on(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "outputs" / "run"
-    with launched(*arguments(model, 3, token_delay=0.02), cwd=tmp_path) as launch:
+    with launched(*arguments(model, STEPS, token_delay=0.1), cwd=tmp_path) as launch:
         launch.until(lambda: len(steps_of(run)) >= 1, 180)
         launch.process.kill()
         launch.process.wait(10)
@@ -107,27 +110,27 @@ def test_a_killed_launcher_leaves_nothing_and_resume_goes_on(model: Path, tmp_pa
         while marked(launch.mark) and time.monotonic() < end:
             time.sleep(0.1)
         assert [process.cmdline() for process in marked(launch.mark)] == []
-    code, output = run_to_end(*arguments(model, 3, "--resume"), cwd=tmp_path, timeout=240)
+    code, output = run_to_end(*arguments(model, STEPS, "--resume"), cwd=tmp_path, timeout=240)
     assert code == 0, output
-    assert sorted(set(steps_of(run))) == [1, 2, 3]
+    assert sorted(set(steps_of(run))) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("victim", ["router", "inference-0", "env-worker-0", "orchestrator", "trainer"])
 def test_any_component_may_die(victim: str, model: Path, tmp_path: Path) -> None:
     run = tmp_path / "outputs" / "run"
-    with launched(*arguments(model, 4, token_delay=0.02), cwd=tmp_path) as launch:
+    with launched(*arguments(model, STEPS, token_delay=0.1), cwd=tmp_path) as launch:
         launch.until(lambda: len(steps_of(run)) >= 1, 180)
         os.kill(component(launch, victim).pid, signal.SIGKILL)
         assert launch.wait(240) == 0, launch.text()
         assert launch.alive() == []
         assert f"{victim} ended with SIGKILL" in launch.text()
-    assert sorted(set(steps_of(run))) == [1, 2, 3, 4]
+    assert sorted(set(steps_of(run))) == list(range(1, STEPS + 1))
 
 
 @pytest.mark.parametrize("server", ["nats", "redis"])
 def test_an_embedded_server_may_die(server: str, model: Path, tmp_path: Path) -> None:
     run = tmp_path / "outputs" / "run"
-    with launched(*arguments(model, 6, token_delay=0.02), cwd=tmp_path) as launch:
+    with launched(*arguments(model, STEPS, token_delay=0.1), cwd=tmp_path) as launch:
         launch.until(lambda: len(steps_of(run)) >= 2, 180)
         victims = [process for process in launch.alive() if process.name() in SERVER_NAMES[server]]
         assert len(victims) == 1
@@ -135,7 +138,7 @@ def test_an_embedded_server_may_die(server: str, model: Path, tmp_path: Path) ->
         assert launch.wait(240) == 0, launch.text()
         assert launch.alive() == []
         assert "died; restarting it on its port and data" in launch.text()
-    assert sorted(set(steps_of(run))) == [1, 2, 3, 4, 5, 6]
+    assert sorted(set(steps_of(run))) == list(range(1, STEPS + 1))
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ from rollstream.cli.metrics_file import MetricsFile
 from rollstream.cli.observe import Observer
 from rollstream.cli.snapshot import Facts, Snapshot, take_snapshot
 from rollstream.core.bus import Bus
-from rollstream.core.config import OrchestratorConfig
+from rollstream.core.config import LogConfig, OrchestratorConfig
 from rollstream.core.errors import RollstreamError, UsageError
 from rollstream.core.run import RunDir
 from rollstream.core.store import Store
+from rollstream.core.telemetry import configure_logging
 
 CONNECT_TIMEOUT = 2.0
 """Seconds to look for a run's servers; a run that has ended has none."""
@@ -23,6 +24,8 @@ CONNECT_TIMEOUT = 2.0
 
 def show_status(run: Path, *, as_json: bool) -> int:
     """Print where the run in directory ``run`` stands; returns the exit code. Raises ``UsageError`` for no run."""
+    # What does not answer is part of the status; the libraries need not say it too.
+    configure_logging(LogConfig(level="error"), "status")
     snapshot = asyncio.run(look_at(run))
     if as_json:
         print(json.dumps(snapshot.as_dict(), indent=2))

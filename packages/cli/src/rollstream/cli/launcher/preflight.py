@@ -16,6 +16,9 @@ from rollstream.core.run import RunDir
 MIN_FREE_BYTES = 64 * 1024 * 1024
 """Room that a run directory must have at launch; below it the bus could not even be opened."""
 
+LEAST_FREE_BYTES = 4 * 1024 * 1024
+"""Room below which a run is stopped while it goes on: a bus without room would hold every service back for ever."""
+
 
 def check_configuration(config: RlConfig) -> None:
     """Raise ``UsageError`` for what no run could be made of."""
@@ -48,6 +51,16 @@ def open_run(config: RlConfig) -> RunDir:
             hint="free some space or choose another --output-dir",
         )
     return RunDir.open(path) if config.resume is not None else RunDir.create(path, name=name)
+
+
+def check_room(path: Path) -> None:
+    """Raise ``UsageError`` when the run's file system is about to be full."""
+    free = shutil.disk_usage(path).free
+    if free < LEAST_FREE_BYTES:
+        raise UsageError(
+            f"{path} has {free / 2**20:.1f} MiB free: the run was stopped before its records could suffer",
+            hint="free some space, then go on with --resume",
+        )
 
 
 @contextlib.contextmanager

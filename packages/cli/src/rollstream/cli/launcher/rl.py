@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from rollstream.cli.attempt import Attempt, open_attempt, record_command, write_resolved
 from rollstream.cli.launcher.embedded import Servers
-from rollstream.cli.launcher.preflight import check_configuration, open_run, read_secret, writable
+from rollstream.cli.launcher.preflight import check_configuration, check_room, open_run, read_secret, writable
 from rollstream.cli.launcher.programs import programs
 from rollstream.cli.launcher.signals import StopSignals
 from rollstream.cli.launcher.supervisor import Outcome, Supervisor
@@ -23,6 +23,7 @@ from rollstream.core.bus import Bus, Phase
 from rollstream.core.config import RlConfig
 from rollstream.core.run import RunDir
 from rollstream.core.store import Store
+from rollstream.core.telemetry import configure_logging
 
 LOOK_INTERVAL = 0.5
 """Seconds between looks at a run."""
@@ -42,10 +43,13 @@ async def _launch(config: RlConfig, argv: Sequence[str]) -> int:
     with writable(directory.path):
         attempt = open_attempt(directory.path)
         record_command(attempt, "rl", argv)
+        own_log = attempt.log("launcher").open("a", buffering=1)
+    # What libraries say belongs into a file: the terminal is the screen's.
+    configure_logging(config.log, "launcher", stream=own_log)
     screen = open_screen(config.live)
     launch = f"{directory.run_id}.{attempt.number}.{secrets.token_hex(4)}"
     supervisor = Supervisor(launch, max_restarts=config.max_restarts, grace=config.stop_grace, report=screen.note)
-    with screen, StopSignals(supervisor.kill) as signals:
+    with own_log, screen, StopSignals(supervisor.kill) as signals:
         screen.note(f"run {directory.path} (id {directory.run_id}, attempt {attempt.number})")
         run = Run(config, directory, attempt, supervisor, screen)
         work = asyncio.create_task(run.until_it_ends(), name="run")
@@ -120,13 +124,17 @@ class Run:
         outcome = asyncio.create_task(self._supervisor.outcome(), name="outcome")
         keeper = asyncio.create_task(self._servers.keep(), name="servers")
         try:
-            while not outcome.done() and not keeper.done():
+            while True:
+                ended = outcome.done() or keeper.done()
                 facts = await observer.look()
                 metrics.refresh()
                 self._screen.show(take_snapshot(
                     self._directory.name, resolved.trainer.max_steps, metrics, facts,
                     restarts=self._supervisor.restarts, elapsed=time.monotonic() - began,
                 ))  # fmt: skip
+                if ended:  # the last look showed how it ended
+                    break
+                check_room(self._directory.path)
                 await asyncio.wait([outcome, keeper], timeout=LOOK_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
             if keeper.done():
                 keeper.result()

@@ -90,10 +90,12 @@ class Bus:
             _log.warning("bus error", error=str(error) or type(error).__name__)
 
         async def closed() -> None:
-            if client.last_error is not None:
+            # Before the first connection the caller hears of it from BusUnavailable.
+            if client.last_error is not None and connected:
                 _log.error("NATS closed this connection for good", error=str(client.last_error))
 
         client = Client()
+        connected = False
         try:
             # The client tries for ever by itself (max_reconnect_attempts counts from the first connection on).
             async with asyncio.timeout(connect_timeout):
@@ -111,6 +113,7 @@ class Bus:
                 f"NATS at {without_credentials(url)} does not answer within {connect_timeout:g} s ({reason})",
                 hint="start it, or correct --bus.url; without a URL `rollstream rl` starts one itself",
             ) from error
+        connected = True
         return cls(client, run, on_wait)
 
     @property
