@@ -188,7 +188,8 @@ class OrchestratorService:
                 if ledger.committed != told:  # the wait for the next batch is a new one, for the same reason
                     await self._store.progress.working(COMPONENT, self.id, f"committed batch {ledger.committed}")
                     told = ledger.committed
-                await self._store.progress.waiting(COMPONENT, self.id, waits.reason, None, waits.detail)
+                reason = self._bus.waits_for or waits.reason
+                await self._store.progress.waiting(COMPONENT, self.id, reason, None, waits.detail)
             except (RedisError, OSError) as error:
                 _log.warning("the store is away", error=str(error))
             await asyncio.sleep(HEARTBEAT_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 
 import msgspec
 import structlog
@@ -26,9 +27,10 @@ class Presence:
     store that is away: it says so once and goes on.
     """
 
-    def __init__(self, store: Store, model: str, metrics: str = "") -> None:
+    def __init__(self, store: Store, model: str, metrics: str = "", bus_waits: Callable[[], str] = str) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}"
         self._store = store
+        self._bus_waits = bus_waits
         self._lease = Lease(
             id=self.id, role="trainer", model=model, metrics=metrics, pid=os.getpid(), host=socket.gethostname(),
             timeline=1,
@@ -71,8 +73,9 @@ class Presence:
     async def _write(self) -> None:
         try:
             await self._store.registry.put(_replaced(self._lease, detail=self._detail), LEASE_SECONDS)
-            if self._waiting:
-                await self._store.progress.waiting("trainer", self.id, self._waiting, self._deadline, self._detail)
+            waiting = self._bus_waits() or self._waiting
+            if waiting:
+                await self._store.progress.waiting("trainer", self.id, waiting, self._deadline, self._detail)
             else:
                 await self._store.progress.working("trainer", self.id, self._detail)
         except (RedisError, OSError) as error:

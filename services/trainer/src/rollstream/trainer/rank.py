@@ -112,7 +112,7 @@ async def _lead(
     )
     try:
         async with PrometheusServer(config.metrics_server, gauges.registry) as server, TaskOwner() as owner:
-            presence = Presence(store, config.model.name, server.address)
+            presence = Presence(store, config.model.name, server.address, lambda: bus.waits_for)
             owner.start(presence.run(), "presence")
             follower = Follower(
                 bus, presence, stop, step=position.step, timeline=position.timeline, max_steps=config.max_steps

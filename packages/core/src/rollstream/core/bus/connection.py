@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,7 +79,8 @@ class Bus:
         self.js: JetStreamContext = client.jetstream(timeout=retry.REQUEST_TIMEOUT)
         self.run = run
         self.subjects = Subjects(run)
-        self.on_wait = on_wait
+        self._hears_of_waits = on_wait
+        self._wait = ("", -math.inf)
 
     @classmethod
     async def connect(
@@ -115,6 +118,18 @@ class Bus:
             ) from error
         connected = True
         return cls(client, run, on_wait)
+
+    def on_wait(self, reason: str) -> None:
+        """A request is being retried: ``bus_away`` or ``bus_full``."""
+        self._wait = (reason, time.monotonic())
+        if self._hears_of_waits is not None:
+            self._hears_of_waits(reason)
+
+    @property
+    def waits_for(self) -> str:
+        """What this connection has been waiting for within the last seconds: ``bus_away``, ``bus_full`` or nothing."""
+        reason, when = self._wait
+        return reason if time.monotonic() - when < retry.REQUEST_TIMEOUT + 2.0 else ""
 
     @property
     def connected(self) -> bool:

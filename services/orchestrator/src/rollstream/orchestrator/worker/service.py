@@ -138,7 +138,9 @@ class EnvWorkerService:
             )
             try:
                 await self._store.registry.put(lease, LEASE_SECONDS)
-                if self._routers.empty:
+                if away := self._bus.waits_for:
+                    await self._store.progress.waiting(COMPONENT, self.id, away, None, "to write a rollout")
+                elif self._routers.empty:
                     await self._store.progress.waiting(COMPONENT, self.id, "router", None, "no router in the registry")
                 elif not pool.running:
                     await self._store.progress.waiting(COMPONENT, self.id, "episodes", None, "no episode to lease")
