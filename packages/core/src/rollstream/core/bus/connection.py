@@ -19,7 +19,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from rollstream.core import failpoints
 from rollstream.core.bus import retry, streams
-from rollstream.core.bus.blobs import CHUNK, chunks, map_arrays, spill
+from rollstream.core.bus.blobs import CHUNK, RECORD_LIMIT, chunks, map_arrays, spill
 from rollstream.core.bus.errors import BlobMissing, BusUnavailable
 from rollstream.core.bus.reader import Reader
 from rollstream.core.bus.streams import StreamSettings
@@ -117,6 +117,13 @@ class Bus:
                 hint="start it, or correct --bus.url; without a URL `rollstream rl` starts one itself",
             ) from error
         connected = True
+        if client.max_payload < RECORD_LIMIT:
+            await client.close()
+            raise BusUnavailable(
+                f"NATS at {without_credentials(url)} takes messages of {client.max_payload} bytes, "
+                f"records have up to {RECORD_LIMIT}",
+                hint="set max_payload: 1MB in the server's configuration",
+            )
         return cls(client, run, on_wait)
 
     def on_wait(self, reason: str) -> None:
@@ -290,7 +297,9 @@ class Bus:
         try:
             # A run's streams have one replica: a write that was acknowledged is always seen.
             message = await self.js.get_msg(stream, subject=subject, direct=True)
-        except NotFoundError:
+        except NotFoundError as error:
+            if retry.stream_missing(error):
+                raise retry.missing(stream) from error
             return None
         return Stored(subject, message.seq or 0, message.data or b"")
 

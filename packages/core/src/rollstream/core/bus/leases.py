@@ -45,8 +45,11 @@ class EpisodeLease:
             yield
         finally:
             task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            await asyncio.wait(
+                [task]
+            )  # awaiting the task itself would take a cancellation of the worker for the task's
+            if not task.cancelled():
+                task.result()
 
     async def _beat(self) -> None:
         while True:

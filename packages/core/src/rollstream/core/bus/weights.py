@@ -50,7 +50,9 @@ class WeightLog:
         async def look() -> WeightNotice | None:
             try:
                 message = await self._bus.js.get_msg(stream, subject=subject)
-            except NotFoundError:
+            except NotFoundError as error:
+                if retry.stream_missing(error):
+                    raise retry.missing(stream) from error
                 return None
             return decode_as(WeightNotice, message.data or b"", where=message.subject or subject)
 
