@@ -1,7 +1,7 @@
 """The bus: durable records on NATS JetStream."""
 
-from rollstream.core.bus.chain import ChainReader, ChainRewound, CommitChain, commit_of, with_chain
-from rollstream.core.bus.chain_state import ChainHead
+from rollstream.core.bus.chain import ChainReader, CommitChain, commit_of, with_chain
+from rollstream.core.bus.chain_state import ChainHead, Lineage
 from rollstream.core.bus.commands import CommandFailed, Commands
 from rollstream.core.bus.connection import Bus, PutResult, Stored
 from rollstream.core.bus.errors import (
@@ -9,8 +9,10 @@ from rollstream.core.bus.errors import (
     BusClosed,
     BusUnavailable,
     ChainBroken,
+    ChainRewound,
     DigestMismatch,
     RecordsLost,
+    RecordTooLarge,
     StaleWriter,
     StreamMismatch,
     StreamMissing,
@@ -40,9 +42,11 @@ __all__ = [
     "EpisodeQueue",
     "Intent",
     "IntentStore",
+    "Lineage",
     "Phase",
     "PutResult",
     "Reader",
+    "RecordTooLarge",
     "RecordsLost",
     "StaleWriter",
     "Stored",

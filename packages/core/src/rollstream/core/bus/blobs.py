@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rollstream.core.bus.errors import RecordTooLarge
 from rollstream.core.wire import Array, Record, digest, encode
 
 RECORD_LIMIT = 512 * 1024
@@ -15,8 +16,12 @@ RECORD_LIMIT = 512 * 1024
 CHUNK = 256 * 1024
 """Bytes of a blob message."""
 
+IN_FLIGHT = 32
+"""Blob messages on their way at once: 8 MiB at most."""
+
 _HEADROOM = 4 * 1024
-_WORTH_SPILLING = 1024
+_WORTH_SPILLING = 128
+"""Bytes of an array below which its reference (about 75 bytes) would hardly save anything."""
 
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -56,29 +61,51 @@ def arrays_of(value: Any) -> list[Array]:
 def spill(record: RecordT) -> tuple[RecordT, bytes, dict[str, bytes]]:
     """``record`` made to fit one message: (record, its bytes, blobs {sha256 → bytes} to write before it).
 
-    The largest arrays go first. Raises ``ValueError`` when the record is too large without any array.
+    The largest arrays go, as few as will do. Raises :class:`RecordTooLarge` when none are left to go.
     """
-    blobs: dict[str, bytes] = {}
     data = encode(record)
-    if len(data) <= RECORD_LIMIT - _HEADROOM:
-        return record, data, blobs
-    sizes = sorted({len(array.data) for array in arrays_of(record)}, reverse=True)
-    for size in sizes:
-        if size < _WORTH_SPILLING:
-            break
+    if _fits(data):
+        return record, data, {}
+    sizes = sorted({size for array in arrays_of(record) if (size := len(array.data)) >= _WORTH_SPILLING}, reverse=True)
+    names: dict[bytes, str] = {}
+    # Bisection: a record is encoded a dozen times, not once for every size of an array.
+    few, all_of_them = 0, len(sizes) - 1
+    while few < all_of_them:
+        middle = (few + all_of_them) // 2
+        if _fits(encode(_without(record, sizes[middle], names))):
+            all_of_them = middle
+        else:
+            few = middle + 1
+    if sizes:
+        least = sizes[few]
+        record = _without(record, least, names)
+        data = encode(record)
+        if _fits(data):
+            return record, data, {name: held for held, name in names.items() if len(held) >= least}
+    raise RecordTooLarge(
+        f"a {type(record).__name__} of {len(data)} bytes does not fit a message of {RECORD_LIMIT} bytes, "
+        f"even with its {len(names)} arrays elsewhere",
+        hint="a batch: fewer rollouts (orchestrator.groups_per_batch, group_size); a rollout: shorter messages",
+    )
 
-        def move(array: Array, least: int = size) -> Array:
-            if len(array.data) < least:
-                return array
-            name = digest(array.data)
-            blobs[name] = array.data
-            return Array(dtype=array.dtype, shape=array.shape, blob=name)
 
-        spilled: RecordT = map_arrays(record, move)
-        data = encode(spilled)
-        if len(data) <= RECORD_LIMIT - _HEADROOM:
-            return spilled, data, blobs
-    raise ValueError(f"a {type(record).__name__} of {len(data)} bytes does not fit a message of {RECORD_LIMIT} bytes")
+def _fits(data: bytes) -> bool:
+    return len(data) <= RECORD_LIMIT - _HEADROOM
+
+
+def _without(record: RecordT, least: int, names: dict[bytes, str]) -> RecordT:
+    """``record`` with every array of ``least`` bytes or more as a reference; ``names`` remembers the digests."""
+
+    def move(array: Array) -> Array:
+        if len(array.data) < least:
+            return array
+        name = names.get(array.data)
+        if name is None:
+            name = names[array.data] = digest(array.data)
+        return Array(dtype=array.dtype, shape=array.shape, blob=name)
+
+    without: RecordT = map_arrays(record, move)
+    return without
 
 
 def chunks(data: bytes) -> list[bytes]:

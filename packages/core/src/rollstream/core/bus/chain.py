@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from nats.js.api import Header
 
 from rollstream.core import failpoints
-from rollstream.core.bus.chain_state import ChainHead, follow, violation
+from rollstream.core.bus.chain_state import ChainHead, Lineage, follow, violation
 from rollstream.core.bus.errors import ChainBroken, StaleWriter
 from rollstream.core.errors import RollstreamError
 from rollstream.core.wire import Batch, CommitRecord, Epoch, MalformedRecord, Rewind, digest
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from rollstream.core.bus.connection import Bus, Stored
 
 RecordT = TypeVar("RecordT", Epoch, Batch, Rewind)
-
-
-class ChainRewound(RollstreamError):
-    """The chain went back below what this reader already took: restart from a checkpoint at or below that step."""
 
 
 def commit_of(stored: Stored) -> CommitRecord:
@@ -54,14 +49,26 @@ class CommitChain:
 
     async def refresh(self) -> None:
         """Read what was appended since; raises :class:`ChainBroken` when it does not fit."""
+        try:
+            await self._read_on()
+        except ChainBroken:
+            if not await purged_beyond(self._bus, self.head):
+                raise
+            self.head = ChainHead()
+            await self._read_on()
+
+    async def _read_on(self) -> None:
         last = await self._bus.last_sequence("COMMITS")
         if last <= self.head.seq:
             return
         async with self._bus.read("COMMITS", from_seq=self.head.seq + 1) as reader:
             deadline = time.monotonic() + 60.0
             while reader.position <= last:
-                for stored in await reader.batch(256, 2.0):
+                found = await reader.batch(256, 2.0)
+                for stored in found:
                     self.head = follow(self.head, commit_of(stored), stored.seq, stored.digest)
+                if not found and await self._bus.holds_nothing("COMMITS"):
+                    raise _emptied(last)
                 if time.monotonic() > deadline:
                     raise RollstreamError(
                         f"COMMITS could not be read up to sequence {last} within 60 s",
@@ -126,10 +133,7 @@ class CommitChain:
             return stored.seq
         if stored is None:
             if await self._bus.holds_nothing("COMMITS"):
-                raise ChainBroken(
-                    f"COMMITS is empty, though this process has read up to sequence {expected}",
-                    hint="was it purged by hand? resume from the last checkpoint",
-                )
+                raise _emptied(expected)
             raise TimeoutError("the head moved, but nothing can be read behind it yet")
         who = getattr(commit_of(stored), "writer", "another writer")
         raise StaleWriter(
@@ -138,20 +142,32 @@ class CommitChain:
         )
 
 
+async def purged_beyond(bus: Bus, head: ChainHead) -> bool:
+    """Whether a purge has overtaken a reader at ``head``: what follows there is gone, so nothing there can fit.
+
+    A checkpoint purges what it covers while others may still be reading it; they begin again at what is left.
+    """
+    return 0 < head.seq < await bus.first_sequence("COMMITS") - 1
+
+
+def _emptied(last: int) -> ChainBroken:
+    return ChainBroken(
+        f"COMMITS is empty, though it once reached sequence {last}",
+        hint="was it purged by hand? resume from the last checkpoint",
+    )
+
+
 class ChainReader:
     """The trainer's side of COMMITS: the batches of the current lineage, in order, each once.
 
     Lifecycle: the first :meth:`next` reads what stands and drops batches that a rewind made void; then it follows.
-    Invariant: yields after_step + 1, after_step + 2, … without a gap. Not for concurrent use.
+    Invariant: yields after_step + 1, after_step + 2, … without a gap (see :class:`Lineage`). Not for concurrent use.
     """
 
     def __init__(self, bus: Bus, *, after_step: int = 0, timeline: int = 1) -> None:
         self._bus = bus
         self._reader = bus.read("COMMITS")
-        self._head = ChainHead()
-        self._last = after_step
-        self._timeline = timeline
-        self._ready: deque[tuple[Stored, Batch]] = deque()
+        self._lineage: Lineage[Stored] = Lineage(after_step, timeline)
         self._caught_up_to: int | None = None
 
     async def next(self, timeout: float) -> tuple[Stored, Batch] | None:
@@ -159,43 +175,30 @@ class ChainReader:
         ends = time.monotonic() + timeout
         if self._caught_up_to is None:
             self._caught_up_to = await self._bus.last_sequence("COMMITS")
-        while not self._may_yield():
+        while True:
+            if self._reader.position > self._caught_up_to and (taken := self._lineage.take()):
+                return taken
             remaining = ends - time.monotonic()
             if remaining <= 0:
                 return None
-            for stored in await self._reader.batch(256, remaining):
-                self._accept(stored)
-        stored, batch = self._ready.popleft()
-        if batch.step != self._last + 1:
-            raise ChainBroken(
-                f"expected step {self._last + 1} on COMMITS, found step {batch.step} (sequence {stored.seq})",
-                hint="batches up to there were purged after a checkpoint: resume from that checkpoint",
-            )
-        self._last = batch.step
-        return stored, batch
+            await self._read_on(remaining)
 
-    def _may_yield(self) -> bool:
-        # Nothing is handed out before the present end was seen: a rewind there may void what stands before it.
-        caught_up = self._caught_up_to is not None and self._reader.position > self._caught_up_to
-        return caught_up and bool(self._ready)
-
-    def _accept(self, stored: Stored) -> None:
-        record = commit_of(stored)
-        self._head = follow(self._head, record, stored.seq, stored.digest)
-        if isinstance(record, Batch) and record.step > self._last:
-            self._ready.append((stored, record))
-        elif isinstance(record, Rewind):
-            if record.from_step < self._last and record.timeline > self._timeline:
-                raise ChainRewound(
-                    f"the run went back to step {record.from_step}, this trainer is at step {self._last}"
-                )
-            while self._ready and self._ready[-1][1].step > record.from_step:
-                self._ready.pop()
+    async def _read_on(self, seconds: float) -> None:
+        found = await self._reader.batch(256, seconds)
+        try:
+            for stored in found:
+                self._lineage.accept(commit_of(stored), stored.seq, stored.digest, stored)
+        except ChainBroken:
+            if not await purged_beyond(self._bus, self.head):
+                raise
+            await self._reader.close()
+            self._reader = self._bus.read("COMMITS")
+            self._lineage.restart()
 
     @property
     def head(self) -> ChainHead:
         """The chain as far as it was read."""
-        return self._head
+        return self._lineage.head
 
     async def close(self) -> None:
         """Remove the consumer behind this reader."""

@@ -19,7 +19,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from rollstream.core import failpoints
 from rollstream.core.bus import retry, streams
-from rollstream.core.bus.blobs import CHUNK, RECORD_LIMIT, chunks, map_arrays, spill
+from rollstream.core.bus.blobs import CHUNK, IN_FLIGHT, RECORD_LIMIT, chunks, map_arrays, spill
 from rollstream.core.bus.errors import BlobMissing, BusUnavailable
 from rollstream.core.bus.reader import Reader
 from rollstream.core.bus.streams import StreamSettings
@@ -282,9 +282,8 @@ class Bus:
     async def prepare(self, record: Record) -> bytes:
         """Bytes of ``record`` with its large arrays spilled; its blobs are on the bus when this returns."""
         _, data, blobs = spill(record)
-        for name, content in blobs.items():
-            await self._write_blob(name, content)
         if blobs:
+            await self._write_blobs(blobs)
             failpoints.hit("after_blobs")
         return data
 
@@ -316,24 +315,31 @@ class Bus:
     async def put_blob(self, data: bytes) -> str:
         """Write ``data`` under its sha256 and return that."""
         name = digest(data)
-        await self._write_blob(name, data)
+        await self._write_blobs({name: data})
         return name
 
-    async def _write_blob(self, name: str, data: bytes) -> None:
+    async def _write_blobs(self, blobs: dict[str, bytes]) -> None:
         stream = self.subjects.stream("BLOBS")
+        gate = asyncio.Semaphore(IN_FLIGHT)
 
-        async def write(index: int, piece: bytes) -> None:
+        async def write(subject: str, piece: bytes) -> None:
             async def attempt() -> None:
                 try:
-                    await self.js.publish(self.subjects.blob(name, index), piece, stream=stream)
+                    await self.js.publish(subject, piece, stream=stream)
                 except APIError as error:
                     if not retry.subject_taken(error):  # taken: the same content is there already
                         raise
 
-            await self._ask(stream, attempt)
+            async with gate:
+                await self._ask(stream, attempt)
 
-        for index, piece in enumerate(chunks(data)):
-            await write(index, piece)
+        await asyncio.gather(
+            *(
+                write(self.subjects.blob(name, index), piece)
+                for name, data in blobs.items()
+                for index, piece in enumerate(chunks(data))
+            )
+        )
 
     async def get_blob(self, sha256: str, size: int) -> bytes:
         """The ``size`` bytes of blob ``sha256``; raises :class:`BlobMissing`."""
@@ -360,7 +366,13 @@ class Bus:
         map_arrays(record, note)
         if not wanted:
             return record
-        held = {name: await self.get_blob(name, array.nbytes) for name, array in wanted.items()}
+        gate = asyncio.Semaphore(IN_FLIGHT)
+
+        async def fetch(name: str, size: int) -> tuple[str, bytes]:
+            async with gate:
+                return name, await self.get_blob(name, size)
+
+        held = dict(await asyncio.gather(*(fetch(name, array.nbytes) for name, array in wanted.items())))
 
         def fill(array: Array) -> Array:
             if array.blob is None or array.data:

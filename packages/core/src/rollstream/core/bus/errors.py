@@ -35,8 +35,16 @@ class ChainBroken(RollstreamError):
     """The commit chain contradicts itself at the named place."""
 
 
+class ChainRewound(RollstreamError):
+    """The steps that a reader stands on were made void by a rewind: it must start again from before it."""
+
+
 class DigestMismatch(RollstreamError):
     """A version was announced before with other weights: the replay diverged."""
+
+
+class RecordTooLarge(RollstreamError, ValueError):
+    """A record does not fit one message, with all of its arrays spilled."""
 
 
 class BlobMissing(RollstreamError):
