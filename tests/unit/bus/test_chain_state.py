@@ -393,6 +393,17 @@ def test_a_purge_that_overtakes_a_reader_makes_it_begin_again() -> None:
     assert lineage.take() is None
 
 
+def test_what_was_accepted_before_a_purge_is_not_taken_after_it() -> None:
+    chain = chain_of(*"ebbbb")
+    lineage: Lineage[int] = Lineage(1, 1)
+    for seq in (1, 2, 3):
+        lineage.accept(chain[seq - 1], seq, digest(encode(chain[seq - 1])), seq)
+    lineage.restart()
+    lineage.accept(chain[4], 5, digest(encode(chain[4])), 5)
+    with pytest.raises(ChainBroken, match="expected step 2 on COMMITS, found step 4"):
+        lineage.take()
+
+
 def test_an_epoch_and_a_rewind_hand_the_right_state_on() -> None:
     head = ChainHead()
     for seq, record in enumerate(chain_of(*"ebbe"), 1):
