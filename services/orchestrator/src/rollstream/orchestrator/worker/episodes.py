@@ -11,7 +11,7 @@ from verifiers.v1.trace import Trace
 from verifiers.v1.types import SamplingConfig
 
 from rollstream.core import failpoints
-from rollstream.core.bus import Bus, EpisodeLease
+from rollstream.core.bus import Bus, EpisodeLease, RecordTooLarge
 from rollstream.core.wire import Episode, Rollout
 from rollstream.orchestrator.worker.environments import PolicyEnv, Tasks
 from rollstream.orchestrator.worker.interception import POLICY_ENDPOINT
@@ -60,7 +60,12 @@ class EpisodePlayer:
                 if lease.deliveries > self._max_deliveries:
                     return await self._give_up(lease, subject)
                 rollout = await self.play(episode)
-                result = await self._bus.put_once(subject, rollout)
+                try:
+                    result = await self._bus.put_once(subject, rollout)
+                except RecordTooLarge as error:
+                    # It would be as large for every other worker: the episode has failed, not this process.
+                    rollout = errored_rollout(episode, self._worker, "RecordTooLarge", str(error), rollout.started)
+                    result = await self._bus.put_once(subject, rollout)
                 failpoints.hit("after_rollout_before_ack")
                 await lease.ack()
         except asyncio.CancelledError:
