@@ -9,20 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.trace import Trace
 from verifiers.v1.types import SamplingConfig
 
+from rollstream.core.bus import Bus
 from rollstream.core.config import TrainSourceConfig
 from rollstream.core.wire import Episode, Rollout, Sampling
 from rollstream.orchestrator.worker.environments import Tasks, load_environment
+from rollstream.orchestrator.worker.episodes import EpisodePlayer
 from rollstream.orchestrator.worker.interception import POLICY_ENDPOINT
 from rollstream.orchestrator.worker.policy_client import PolicyClient
 from rollstream.orchestrator.worker.rendering import Rendering
 from rollstream.orchestrator.worker.routers import Routers
-from rollstream.orchestrator.worker.trace_to_rollout import rollout_of
+from rollstream.orchestrator.worker.trace_to_rollout import errored_rollout, rollout_of
 from support.scripted_engine import Behaviour, ScriptedEngine
 from support.tiny_model import make_tokenizer
 
@@ -161,3 +164,30 @@ async def test_a_harness_of_the_tasksets_own_reaches_the_policy_over_http(
     assert len(sessions) == 1 and fake.released == list(sessions)
     last = rollout.branches[-1].token_ids.numpy().tolist()
     assert last[: len(fake.asked[1][1]["token_ids"])] == fake.asked[1][1]["token_ids"], "tokens in are tokens trained"
+
+
+class Talkative(EpisodePlayer):
+    """Plays episodes whose messages alone exceed what one record may hold."""
+
+    async def play(self, episode: Episode) -> Rollout:
+        rollout = errored_rollout(episode, "w", "none", "", 1)
+        return msgspec.structs.replace(rollout, error=None, messages=({"role": "user", "content": "x" * 600_000},))
+
+
+async def test_an_episode_whose_record_is_too_large_fails_and_its_worker_goes_on(
+    bus: Bus, policy: PolicyClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(TASKSETS))
+    environment = load_environment(TrainSourceConfig(id="toy-words"), policy)
+    player = Talkative(bus, environment, policy, model="m", worker="w", max_deliveries=3, timeout=10)
+    wanted = episode()
+    await bus.put_once(bus.subjects.episode("s", "g", 0), wanted)
+    queue = bus.episodes("s", lease_seconds=5)
+    [lease] = await queue.pull(1, 5)
+    rollout = await player.handle(lease)
+    assert rollout is not None and rollout.error is not None
+    assert rollout.error.kind == "RecordTooLarge"
+    stored = await bus.get(bus.subjects.rollout("train", "g", 0))
+    assert stored is not None and stored.record == rollout
+    assert await queue.pull(1, 0.5) == []
+    await queue.close()
