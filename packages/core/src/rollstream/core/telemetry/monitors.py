@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -33,9 +34,9 @@ class Monitor(Protocol):
 class FileMonitor:
     """Appends one JSON object a line with ``step`` and ``time`` to metrics.jsonl.
 
-    Several processes write one file: each line is a single O_APPEND write, so lines never mix. Values that are not
-    finite are written as null. A line that a crash or a full disk cut off is ended first, so that it takes no other
-    with it.
+    Several processes write one file: a lock is held for the moment of a write (the kernel frees it when its holder
+    dies), so lines never mix. Values that are not finite are written as null. A line that a crash or a full disk cut
+    off is ended first, so that it takes no other with it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,10 +47,15 @@ class FileMonitor:
         """Write one line; ``OSError`` when it could not be written whole."""
         values = {name: float(value) if math.isfinite(value) else None for name, value in metrics.items()}
         line = json.dumps({"step": step, "time": round(time.time(), 3), **values}).encode() + b"\n"
-        if self._torn():
-            line = b"\n" + line
-        if os.write(self._descriptor, line) != len(line):
-            raise OSError("no room for the line")
+        # Without the lock, another's half-written line would look like a torn one.
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            if self._torn():
+                line = b"\n" + line
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError("no room for the line")
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _torn(self) -> bool:
         size = os.fstat(self._descriptor).st_size
